@@ -31,7 +31,7 @@ from dynamo_vllm.serving.encoding.encode_workers import EncodeWorkers
 from dynamo_vllm.serving.encoding.output import ec_transfer, encoded_folder
 from dynamo_vllm.serving.encoding.pixels import FrontendPixels
 from dynamo_vllm.serving.plane.address import own_address
-from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime, when_not_busy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -227,10 +227,10 @@ async def media_reader(
     if loader is None or output is None or role_card(options).encodes_media:
         return own
     where, transfer_address = encoders_of(options)
-    client = await drt.endpoint(where).client()
+    client = await when_not_busy(drt.endpoint(where).client)
     transfer_client = None
     if options.encoder_transfer == "nixl" and isinstance(output, EncoderFolder):
-        transfer_endpoint = await drt.endpoint(transfer_address).client()
+        transfer_endpoint = await when_not_busy(drt.endpoint(transfer_address).client)
         transfer_client = encoding_transfer.TransferClient(
             transfer_endpoint, encoded_folder(output, facts), encoding_transfer.NixlAgent()
         )

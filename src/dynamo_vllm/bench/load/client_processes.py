@@ -12,7 +12,7 @@ import msgspec
 
 from dynamo_vllm.bench.http import target
 from dynamo_vllm.bench.load import messages, stage_specs
-from dynamo_vllm.bench.load.progress_line import ProgressLine
+from dynamo_vllm.bench.load.progress_line import Progress, ProgressLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,10 +62,12 @@ class ClientProcesses:
         ready = await self._order_all(messages.Prepare(stage), messages.Ready, ProgressLine(None))
         return [error for part in ready for error in part.failed_warmups]
 
-    async def go(self, line: ProgressLine) -> tuple[float, list[messages.Done]]:
+    async def go(self, line: Progress) -> tuple[float, list[messages.Done]]:
         """Run the prepared stage; return its start time and the report of each process."""
         at = time.monotonic() + START_SECONDS
-        return at, await self._order_all(messages.Go(at), messages.Done, line)
+        done = await self._order_all(messages.Go(at), messages.Done, line)
+        line.complete(self._progress.values())
+        return at, done
 
     async def end(self) -> None:
         """Close their standard input, which ends them, and kill those that do not end in time."""
@@ -79,7 +81,7 @@ class ClientProcesses:
                 member.kill()
                 await member.wait()
 
-    async def _order_all(self, order: messages.Order, kind: type[T], line: ProgressLine) -> list[T]:
+    async def _order_all(self, order: messages.Order, kind: type[T], line: Progress) -> list[T]:
         """Send an order to all and wait for their replies; an interrupt meanwhile stops the stage."""
         self._progress.clear()
         stopper = asyncio.create_task(self._stop_when_interrupted())
@@ -99,7 +101,7 @@ class ClientProcesses:
         for member in self._members:
             self._send(member, messages.Stop())
 
-    async def _await(self, number: int, kind: type[T], line: ProgressLine) -> T:
+    async def _await(self, number: int, kind: type[T], line: Progress) -> T:
         member = self._members[number]
         assert member.stdout is not None
         while (report := await messages.receive(member.stdout, self._decoder)) is not None:
@@ -107,6 +109,7 @@ class ClientProcesses:
                 return report
             if isinstance(report, messages.StageProgress):
                 self._progress[number] = report
+                line.answered(report.first_tokens)
                 line.show(self._progress.values())
         raise target.BenchError(f"a client process ended with exit code {await member.wait()}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -19,13 +20,15 @@ from dynamo_vllm.bench.http.answers import StageAnswers
 from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.load import messages, stage_specs
 from dynamo_vllm.bench.load.client_processes import ClientProcesses
-from dynamo_vllm.bench.load.progress_line import ProgressLine
+from dynamo_vllm.bench.load.progress_json import ProgressJson
+from dynamo_vllm.bench.load.progress_line import Progress, ProgressLine
 from dynamo_vllm.bench.load.prompts import PATHS, Conversation, as_random
 from dynamo_vllm.bench.report import figures, processes, rounds
 from dynamo_vllm.bench.report import run_report as report
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import LoadOptions
 from dynamo_vllm.config.rules import bench as rules
+from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +51,7 @@ def run(given: argparse.Namespace) -> int:
     checks.check_load(options)
     draw = _plotter(options)
     file = None if options.json == "-" else rounds.json_file(options.json)
-    outcome = measure(options, ProgressLine(None if options.quiet else sys.stderr))
+    outcome = measure(options, _progress(options))
     if not options.quiet:
         out = sys.stderr if options.json == "-" else sys.stdout
         out.write(report.text(outcome.report) + "\n")
@@ -69,9 +72,7 @@ class LoadOutcome:
     stages: list[StageAnswers]
 
 
-def measure(
-    options: LoadOptions, line: ProgressLine | None = None, more_urls: Sequence[str] = ()
-) -> LoadOutcome:
+def measure(options: LoadOptions, line: Progress | None = None, more_urls: Sequence[str] = ()) -> LoadOutcome:
     """Run every stage of a load, for the command and for other benches. The caller checks the options.
 
     The client processes are spread over the server and those of `more_urls`.
@@ -112,7 +113,7 @@ def _model(options: LoadOptions, where: target.Target) -> tuple[str, int | None]
 def _settings(options: LoadOptions, model: str, context: int | None, replay: Trace) -> dict[str, object]:
     """Return the settings that the figures depend on, without the API key."""
     given = dataclasses.asdict(options)
-    for name in ("api_key", "url", "json", "plots", "quiet"):
+    for name in ("api_key", "url", "json", "plots", "quiet", "progress", "progress_fd"):
         del given[name]
     return given | {
         "model": model,
@@ -130,7 +131,7 @@ class LoadRun:
         options: LoadOptions,
         targets: Sequence[target.Target],
         watch: processes.ProcessWatch,
-        line: ProgressLine,
+        line: Progress,
     ) -> None:
         self._options = options
         self._targets = targets
@@ -216,6 +217,19 @@ def _client_figures(done: Sequence[messages.Done], seconds: float, tokens: int) 
         cpu_us_per_token=round(sum(used) * 1e6 / tokens, 2) if tokens else None,
         late_ms=round(1000 * max(part.late_seconds for part in done), 3),
     )
+
+
+def _progress(options: LoadOptions) -> Progress:
+    """Return what shows how far the load is. Other programs get it although people want quiet."""
+    if options.progress != "json":
+        return ProgressLine(None if options.quiet else sys.stderr)
+    try:
+        return ProgressJson(os.fdopen(os.dup(options.progress_fd), "w"))
+    except OSError as exc:
+        raise ConfigError(
+            f"--progress-fd {options.progress_fd} cannot be written: {exc.strerror}; name a file descriptor "
+            "that the command was started with"
+        ) from None
 
 
 def _plotter(options: LoadOptions) -> Callable[..., None] | None:

@@ -50,6 +50,7 @@ class Stage:
         self.answers: list[Answer] = []
         self.failed = 0
         self.events = 0
+        self._reported = 0
 
     async def prepare(self) -> list[str]:
         """Create request bodies, warm up the server and open connections; return errors of the warm-up."""
@@ -87,8 +88,13 @@ class Stage:
 
     def progress(self) -> messages.StageProgress:
         ok = len(self.answers) - self.failed
+        new, self._reported = self.answers[self._reported :], len(self.answers)
         return messages.StageProgress(
-            ok, self.failed, self._client.in_flight, self.events + self._client.events
+            ok,
+            self.failed,
+            self._client.in_flight,
+            self.events + self._client.events,
+            [answer.first - answer.sent for answer in new if answer.first and not answer.error],
         )
 
     # --- this process's share -----------------------------------------------------------------------------

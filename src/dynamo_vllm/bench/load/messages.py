@@ -63,6 +63,8 @@ class StageProgress(msgspec.Struct, frozen=True, tag=True):
     failed: int
     in_flight: int
     events: int
+    first_tokens: list[float] = []
+    """Seconds to the first token of requests that were answered since the last message."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

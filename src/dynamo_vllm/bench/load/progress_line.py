@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dynamo_vllm.bench.load.messages import StageProgress
 
@@ -16,8 +16,30 @@ EVERY_SECONDS = 5.0
 _CLEAR = "\r\x1b[2K"
 
 
+class Progress(Protocol):
+    """Shows how far a load is."""
+
+    def begin(self, name: str) -> None:
+        """A stage begins."""
+
+    def answered(self, first_token_seconds: Sequence[float]) -> None:
+        """Some requests were answered, after these times to their first tokens."""
+
+    def show(self, parts: Iterable[StageProgress]) -> None:
+        """The client processes have come so far; called often."""
+
+    def complete(self, parts: Iterable[StageProgress]) -> None:
+        """The stage is over."""
+
+    def say(self, text: str) -> None:
+        """Tell something else."""
+
+    def end(self) -> None:
+        """Nothing follows, or something that is no progress."""
+
+
 class ProgressLine:
-    """The progress line of the running stage."""
+    """The progress line of the running stage; implements `Progress`."""
 
     def __init__(self, stream: TextIO | None) -> None:
         """Without a stream nothing is shown."""
@@ -29,6 +51,12 @@ class ProgressLine:
     def begin(self, name: str) -> None:
         self._name = name
         self._begun = self._said = time.monotonic()
+
+    def answered(self, first_token_seconds: Sequence[float]) -> None:
+        """The line has no place for them."""
+
+    def complete(self, parts: Iterable[StageProgress]) -> None:
+        """The table follows."""
 
     def show(self, parts: Iterable[StageProgress]) -> None:
         """Show the sum over all client processes."""

@@ -1,10 +1,11 @@
-"""Describes whom Envoy connects to: the frontends, the control app, its own admin server."""
+"""Describes whom Envoy connects to: the frontends, the control app, its own admin server, the console."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from dynamo_vllm.gateway.envoy import console
 from dynamo_vllm.gateway.envoy.routes import CONTROL, FRONTEND
 from dynamo_vllm.gateway.envoy.words import Json, address, typed
 
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from dynamo_vllm.gateway.envoy.settings import EnvoySettings
 
 CONNECTION_BYTES = 256 << 10
+
+
+def every(s: EnvoySettings) -> list[Json]:
+    found = [frontend(s), _on_pipe(CONTROL, s.control_socket, s.max_connections)]
+    found.append(_on_pipe("admin", s.admin_socket, 100))
+    if s.console_socket is not None:
+        found.append(_on_pipe(console.CONSOLE, s.console_socket, console.MOST_REQUESTS))
+    return found
 
 
 def frontend(s: EnvoySettings) -> Json:
@@ -60,14 +69,6 @@ def frontend(s: EnvoySettings) -> Json:
 
 def _port(scheme: str, port: int | None) -> int:
     return port or (443 if scheme == "https" else 80)
-
-
-def control(s: EnvoySettings) -> Json:
-    return _on_pipe(CONTROL, s.control_socket, s.max_connections)
-
-
-def admin(s: EnvoySettings) -> Json:
-    return _on_pipe("admin", s.admin_socket, 100)
 
 
 def _on_pipe(name: str, path: str, most: int) -> Json:

@@ -11,9 +11,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.gateway import identity
-from dynamo_vllm.gateway.envoy import clusters, logs
+from dynamo_vllm.gateway.envoy import clusters, console, logs
 from dynamo_vllm.gateway.envoy.routes import CONTROL, FRONTEND, ROUTES, Route
-from dynamo_vllm.gateway.envoy.words import BODY, CONNECTION_MANAGER, Json, address, message, typed
+from dynamo_vllm.gateway.envoy.words import (
+    AUTHZ,
+    BODY,
+    CONNECTION_MANAGER,
+    CORS,
+    Json,
+    address,
+    message,
+    no_authz,
+    no_filter,
+    typed,
+)
 
 if TYPE_CHECKING:
     from dynamo_vllm.gateway.envoy.settings import EnvoySettings
@@ -34,7 +45,6 @@ PAST_FRONTEND_FIELDS = (
     "use_activation",
 )
 """Fields of /v1/embeddings that a worker takes and the frontend (1.6.1) drops, or refuses."""
-AUTHZ = "envoy.filters.http.ext_authz"
 ONLY_OURS = ("x-dynamo-", "x-gateway-")
 """Prefixes of headers that no client may send."""
 ONLY_OURS_EXACT = (
@@ -85,7 +95,7 @@ def document(s: EnvoySettings) -> Json:
         "admin": {"address": {"pipe": {"path": s.admin_socket, "mode": 0o600}}},
         "static_resources": {
             "listeners": listeners,
-            "clusters": [clusters.frontend(s), clusters.control(s), clusters.admin(s)],
+            "clusters": clusters.every(s),
         },
         "overload_manager": {
             "resource_monitors": [
@@ -216,11 +226,14 @@ def _virtual_host(s: EnvoySettings) -> Json:
     found: Json = {
         "name": "all",
         "domains": ["*"],
-        "routes": [_route(route) for route in ROUTES],
+        "routes": [
+            *(console.routes(s) if s.console_socket is not None else ()),
+            *(_route(route) for route in ROUTES),
+        ],
         "request_body_buffer_limit": s.max_body_bytes,
     }
     if s.cors_origins:
-        found["typed_per_filter_config"] = {"envoy.filters.http.cors": _cors(s.cors_origins)}
+        found["typed_per_filter_config"] = {CORS: _cors(s.cors_origins)}
     return found
 
 
@@ -250,12 +263,12 @@ def _route(route: Route) -> Json:
         name = {"key": identity.REQUEST, "value": f"%REQ({identity.REQUEST})%"}
         found["response_headers_to_add"] = [{"header": name, "append_action": "ADD_IF_ABSENT"}]
     if route.is_public:
-        found["typed_per_filter_config"] |= {AUTHZ: _disabled()}
+        found["typed_per_filter_config"] |= {AUTHZ: no_authz()}
     if not route.reads_body:
         found["typed_per_filter_config"] |= {
-            f"{AUTHZ}.body": _disabled(),
-            f"{AUTHZ}.nvext": _disabled(),
-            "envoy.filters.http.json_to_metadata": _without_rules(),
+            f"{AUTHZ}.body": no_authz(),
+            f"{AUTHZ}.nvext": no_authz(),
+            "envoy.filters.http.json_to_metadata": no_filter(),
         }
     if not found["typed_per_filter_config"]:
         del found["typed_per_filter_config"]
@@ -275,15 +288,6 @@ def _stateless() -> list[Json]:
     ]
 
 
-def _disabled() -> Json:
-    return message("envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", disabled=True)
-
-
-def _without_rules() -> Json:
-    """A body that is not looked at is not held back either."""
-    return message("envoy.config.route.v3.FilterConfig", disabled=True)
-
-
 def _cors(origins: tuple[str, ...]) -> Json:
     matches = [{"safe_regex": {"regex": ".*"}} if origin == "*" else {"exact": origin} for origin in origins]
     return message(
@@ -301,7 +305,7 @@ def _cors(origins: tuple[str, ...]) -> Json:
 
 def _filters(s: EnvoySettings) -> list[Json]:
     return [
-        typed("envoy.filters.http.cors", "envoy.extensions.filters.http.cors.v3.Cors"),
+        typed(CORS, "envoy.extensions.filters.http.cors.v3.Cors"),
         _mutation("strip", _strip()),
         _ask_control(AUTHZ, KEY_PATH, ["authorization", "x-api-key"]),
         _read_body(),

@@ -14,6 +14,8 @@ class EnvoySettings:
     frontends: tuple[str, ...]
     control_socket: str
     admin_socket: str
+    console_socket: str | None = None
+    """Where the web console listens for requests below /console/; None if it is not to be reached."""
     status_host: str | None = None
     status_port: int | None = None
     tls_cert_path: str | None = None

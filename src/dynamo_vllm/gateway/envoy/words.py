@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Json = dict[str, Any]
+AUTHZ, CORS = "envoy.filters.http.ext_authz", "envoy.filters.http.cors"
 BODY = "dynamo_vllm.body"
 """Where Envoy keeps what it has read of a body."""
 CONNECTION_MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -20,3 +21,13 @@ def message(kind: str, **values: Any) -> Json:
 
 def address(host: str, port: int) -> Json:
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+def no_authz() -> Json:
+    """For a route that asks for no key."""
+    return message("envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute", disabled=True)
+
+
+def no_filter() -> Json:
+    """For a route without this filter: a body that is not looked at is not held back either."""
+    return message("envoy.config.route.v3.FilterConfig", disabled=True)

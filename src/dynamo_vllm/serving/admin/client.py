@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 from dynamo_vllm.config import planes
 from dynamo_vllm.errors import DynamoVllmError, StartError
 from dynamo_vllm.serving.admin.endpoint import ENDPOINT
-from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime, when_not_busy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from dynamo.runtime import Client
+    from dynamo.runtime import Client, Endpoint
 
     from dynamo_vllm.config.options import FindOptions
     from dynamo_vllm.serving.plane.runtime import Runtime
@@ -49,8 +49,16 @@ class NoWorkers(DynamoVllmError):
 class Workers:
     """The workers of a namespace, while the context is open."""
 
-    def __init__(self, options: FindOptions, *, may_be_none: bool = False) -> None:
+    def __init__(
+        self,
+        options: FindOptions,
+        *,
+        may_be_none: bool = False,
+        endpoint: Callable[[str], Endpoint] | None = None,
+    ) -> None:
+        """`endpoint` is that of a runtime that this process has already; there can be only one."""
         self._options = options
+        self._endpoint = endpoint
         self._may_be_none = may_be_none
         self._drt: Runtime | None = None
         self._client: Client | None = None
@@ -63,8 +71,11 @@ class Workers:
             planes.refuse_unreachable(planes.servers(self._options), 0)
             where = f"{self._options.namespace}.{ENDPOINT}"
             with of_runtime():
-                self._drt = runtime.caller(self._options, where)
-                self._client = await self._drt.endpoint(where).client()
+                endpoint = self._endpoint
+                if endpoint is None:
+                    self._drt = runtime.caller(self._options, where)
+                    endpoint = self._drt.endpoint
+                self._client = await when_not_busy(endpoint(where).client)
         except StartError as exc:
             raise NoWorkers(str(exc)) from None
         except RuntimeFailed as exc:

@@ -57,6 +57,7 @@ class WorkerStatus:
             "total_blocks": self._meter.total_blocks,
             "tiers": [asdict(figures) for figures in self._tiers.figures()] if self._tiers else [],
             "in_flight": len(self._in_flight),
+            "requests": self._in_flight.total,
             "uptime_seconds": round(time.monotonic() - self._began, 1),
             "last_error": self._last_error.report(),
             "versions": dict(self._facts.versions),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from dynamo_vllm.serving.calls.card import WorkerCard
-from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime, when_not_busy
 from dynamo_vllm.serving.tokens.address import ENDPOINT
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Directory:
         self._asked = 0.0
 
     async def __aenter__(self) -> Self:
-        with of_runtime():
-            self._client = await self._endpoint(self._address).client()
+        self._client = await when_not_busy(self._endpoint(self._address).client)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,8 +99,8 @@ class Directory:
             raise
 
     async def _connected(self, address: str) -> Client:
+        made = await when_not_busy(self._endpoint(address).client)
         with of_runtime():
-            made = await self._endpoint(address).client()
             async with asyncio.timeout(NAMES_SECONDS):
                 await made.wait_for_instances()  # it begins with none
             return made

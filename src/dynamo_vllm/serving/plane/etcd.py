@@ -76,6 +76,14 @@ class Etcd:
                     entries[base64.b64decode(kv["key"])] = base64.b64decode(kv.get("value", ""))
         return entries
 
+    async def below(self, prefix: bytes) -> dict[bytes, bytes]:
+        """Return all keys that begin with a prefix, which must not end with 0xff."""
+        end = prefix[:-1] + bytes([prefix[-1] + 1])
+        found = await self._ask("kv/range", {"key": _text(prefix), "range_end": _text(end)})
+        with _expected_answer(found):
+            rows = found.get("kvs", ())
+            return {base64.b64decode(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in rows}
+
     async def put(self, entries: Mapping[bytes, bytes], lease: int) -> None:
         operations = [
             {"requestPut": {"key": _text(key), "value": _text(value), "lease": str(lease)}}

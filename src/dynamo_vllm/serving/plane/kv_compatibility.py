@@ -17,7 +17,7 @@ import msgspec
 
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.kv.compatibility import differences
-from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime, when_not_busy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,7 +77,7 @@ class Peers:
     async def join(self) -> None:
         """Answer others from now on, and match the running ones; ConfigError says what differs."""
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._answer))
-        client = await self._endpoint.client()
+        client = await when_not_busy(self._endpoint.client)
         await self._wait_until_visible(client)
         others = [instance for instance in client.instance_ids() if instance != self._card.instance]
         for other in await asyncio.gather(*(self._ask(client, instance) for instance in others)):

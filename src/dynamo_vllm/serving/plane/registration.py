@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from functools import reduce
 from operator import or_
@@ -21,7 +22,7 @@ from dynamo.llm import (
 )
 
 from dynamo_vllm.serving.encoding import pixels
-from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
+from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime, when_not_busy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -117,7 +118,8 @@ class Registration:
 
     async def _register(self, name: str | None, **more: object) -> None:
         card = self._card
-        await register_model(
+        register = functools.partial(
+            register_model,
             getattr(ModelInput, card.input),
             self._model_type(),
             self._endpoint,
@@ -134,6 +136,7 @@ class Registration:
             # adapter.
             **more,
         )
+        await when_not_busy(register)
 
     def _folder(self) -> str:
         """Return the folder that the frontend reads: the model's, or one with an empty config.json.

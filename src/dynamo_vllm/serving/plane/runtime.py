@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynamo.runtime import DistributedRuntime
 
+from dynamo_vllm.config import runtime_env
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.serving.plane import inotify
 from dynamo_vllm.serving.plane.failures import RuntimeFailed, of_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from dynamo.runtime import Endpoint
 
@@ -69,9 +72,21 @@ def _advice(reason: str) -> str:
 
 def caller(options: ReachOptions, address: str) -> Runtime:
     """For a process that only calls others and publishes nothing, so any event plane works."""
+    return Runtime(long_caller(options), [address])
+
+
+def long_caller(options: ReachOptions, folder: Path | None = None) -> DistributedRuntime:
+    """The same for a process that lives long and learns of endpoints on the way. Over NATS it needs several
+    of the runtime's threads: see `Runtime`. It reads file discovery in `folder` instead of the real one.
+    """
     loop = asyncio.get_running_loop()
-    drt = DistributedRuntime(loop, options.discovery_backend, options.request_plane, event_plane="zmq")
-    return Runtime(drt, [address])
+    if folder is None:
+        return DistributedRuntime(loop, options.discovery_backend, options.request_plane, event_plane="zmq")
+    runtime_env.export_reach(replace(options, file_kv=str(folder)))  # which it reads once
+    try:
+        return long_caller(options)
+    finally:
+        runtime_env.export_reach(options)
 
 
 def alone() -> Runtime:

@@ -47,6 +47,8 @@ class InFlight:
         self._jobs: dict[str, Watch] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._count = 0
+        self.total = 0
+        """Jobs since the start."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed: str | None = None
         self.last_change = time.monotonic()
@@ -66,6 +68,7 @@ class InFlight:
             self._count += 1
             job_id = f"{wanted}#{self._count}"
         self._jobs[job_id] = watch
+        self.total += 1
         self.last_change = time.monotonic()
         self._look_later()
         return job_id
