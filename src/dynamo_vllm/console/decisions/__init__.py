@@ -1,0 +1,1 @@
+"""Explains routing: a mirror of what the router knew when it chose a worker."""

@@ -1,0 +1,147 @@
+"""Sends what is new to the pages that are open, as server-sent events; a slow page misses some."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.responses import StreamingResponse
+
+from dynamo_vllm.console.replies import ConsoleError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+MOST_PAGES = 32
+MOST_WAITING = 64
+"""Events that wait for one page; the oldest goes when there are more."""
+BEAT_SECONDS = 15.0
+"""Between two signs of life: only what is sent shows that a page has gone."""
+BEAT = b": \n\n"
+COLLECT_SECONDS = 0.25
+MOST_COLLECTED = 75
+"""A page shows 300 rows, and changes its list once per second when there are many."""
+
+
+class Page:
+    """One open page and what waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._has_some = asyncio.Event()
+        self.is_closed = False
+
+    def put(self, event: bytes) -> None:
+        self._waiting.append(event)
+        self._has_some.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._has_some.set()
+
+    async def next(self, seconds: float) -> bytes:
+        """Return all that waits, or a sign of life after so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._has_some.wait()
+        except TimeoutError:
+            return BEAT
+        found = b"".join(self._waiting)
+        self._waiting.clear()
+        self._has_some.clear()
+        return found
+
+
+class Hub:
+    """All open pages."""
+
+    def __init__(self) -> None:
+        self._pages: set[Page] = set()
+        self._first: dict[str, object] = {}
+        self.on_watch: Callable[[], None] = lambda: None
+        """Is called when a page is opened."""
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._pages)
+
+    def publish(self, event: str, value: object, *, keep: bool = False) -> None:
+        """Send to every page; the last event of a kind that is kept also goes to those that come later."""
+        if keep:
+            self._first[event] = value
+        if not self._pages:
+            return
+        text = encoded(event, value)
+        for page in self._pages:
+            page.put(text)
+
+    def publish_all(self, event: str, values: Iterable[object]) -> None:
+        """Send several at once, which wait or are missed together."""
+        text = b"".join(encoded(event, value) for value in values)
+        if not text:
+            return  # which would look like the end of the stream
+        for page in self._pages:
+            page.put(text)
+
+    def response(
+        self, is_allowed: Callable[[], bool] = lambda: True, beat_seconds: float = BEAT_SECONDS
+    ) -> StreamingResponse:
+        """Return the answer for a page that opens now; it ends when it is no longer allowed."""
+        if len(self._pages) >= MOST_PAGES:
+            raise ConsoleError(503, f"{MOST_PAGES} pages are open already", "close some")
+        return StreamingResponse(
+            self._events(is_allowed, beat_seconds),
+            media_type="text/event-stream",
+            headers={"x-accel-buffering": "no"},
+        )
+
+    async def _events(self, is_allowed: Callable[[], bool], beat_seconds: float) -> AsyncIterator[bytes]:
+        page = Page()
+        self._pages.add(page)
+        try:
+            for event, value in self._first.items():
+                page.put(encoded(event, value))
+            self.on_watch()
+            yield BEAT  # so that the page knows that it is connected
+            while not page.is_closed:
+                events = await page.next(beat_seconds)
+                if not is_allowed():
+                    return
+                yield events
+        finally:
+            self._pages.discard(page)
+
+    def close(self) -> None:
+        """End all streams."""
+        for page in self._pages:
+            page.close()
+
+
+class Collector:
+    """Sends what comes in quick succession together: of many only the newest, and nothing if nobody looks."""
+
+    def __init__(self, hub: Hub, event: str) -> None:
+        self._hub = hub
+        self._event = event
+        self._waiting: deque[Callable[[], object | None]] = deque(maxlen=MOST_COLLECTED)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, makers: Iterable[Callable[[], object | None]]) -> None:
+        """Take functions that make what is sent; None is not sent."""
+        if not self._hub.is_watched:
+            return
+        self._waiting.extend(makers)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._send)
+
+    def _send(self) -> None:
+        self._timer = None
+        made = [value for make in self._waiting if (value := make()) is not None]
+        self._waiting.clear()
+        self._hub.publish_all(self._event, made)
+
+
+def encoded(event: str, value: object) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (event.encode(), msgspec.json.encode(value))

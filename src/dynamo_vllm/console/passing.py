@@ -1,0 +1,58 @@
+"""Passes requests for models on to the deployment, and streams the answers back to the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import httpx
+from starlette.responses import StreamingResponse
+
+from dynamo_vllm.console.replies import ConsoleError, read_body
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+BODY_BYTES = 16 << 20
+BODY_SECONDS = 300.0
+READ = ("models",)
+ASKED = (
+    *("chat/completions", "completions", "embeddings", "rerank", "score", "classify", "pooling"),
+    *("images/generations", "audio/transcriptions", "audio/translations", "audio/speech"),
+)
+FORWARDED = ("content-type", "accept", "authorization", "x-request-id")
+"""Headers of the page's request; never its cookie."""
+RETURNED = ("content-type", "retry-after", "x-request-id")
+ACTIVE = ("text/html", "application/xhtml", "image/svg", "text/xml", "application/xml")
+"""Types that a browser could run something of."""
+
+
+async def passed_on(request: Request, deployment: httpx.AsyncClient) -> Response:
+    path: str = request.path_params["path"]
+    if path not in (READ if request.method == "GET" else ASKED):
+        raise ConsoleError(404, f"the console does not pass on {request.method} /v1/{path}")
+    body = await read_body(request, BODY_BYTES, BODY_SECONDS)
+    headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
+    asked = deployment.build_request(request.method, f"/v1/{path}", content=body, headers=headers)
+    try:
+        answer = await deployment.send(asked, stream=True)
+    except httpx.HTTPError as exc:
+        why = str(exc) or type(exc).__name__
+        raise ConsoleError(502, f"the deployment does not answer: {why}", "see the overview") from None
+    found = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
+    if found.get("content-type", "").startswith(ACTIVE):
+        found["content-type"] = "application/octet-stream"
+    return StreamingResponse(_parts(answer), answer.status_code, found)
+
+
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the answer as it comes; the deployment learns of it if the page goes away."""
+    try:
+        async for part in answer.aiter_raw():
+            yield part
+    except httpx.HTTPError:
+        return  # the page sees that the answer is not complete
+    finally:
+        await answer.aclose()

@@ -1,0 +1,104 @@
+"""Tests that the console's view of routing is what happened, with real engines whose caches change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cpu.streams import prompt
+from dynamo_vllm.console.decisions.service import short_name
+from harness import decisions
+from harness.decisions import Follower
+from harness.otlp import Receiver, receiver
+from harness.stack import Stack, stack
+from harness.waiting import until
+from harness.warm import Zygote
+
+REQUESTS, AT_ONCE, BLOCK = 200, 4, 32
+SHARED = 12
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Receiver]:
+    with receiver(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def followed(
+    warm: Zygote,
+    model: Path,
+    at: Receiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[tuple[Stack, Follower]]:
+    """Two workers, whose own processes tell a receiver of spans what they got."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+    url = decisions.trace_url()
+    with stack(tmp_path) as made:
+        made.start_frontend("--request-trace-url", url, env=decisions.SELECTED)
+        for _ in range(2):
+            warm.start_worker(made, model, "--kv-events", "--otlp-endpoint", at.grpc, *request.param)
+        made.wait_ready(120)
+        with decisions.follower(made, url) as follower:
+            until("both caches are known", lambda: follower.is_sure(2))
+            yield made, follower
+
+
+def waves() -> list[list[tuple[list[int], int]]]:
+    """Requests that share beginnings with earlier ones, and not with those at the same time.
+
+    Else an engine may find more cached than the router, which chose before the other request computed it.
+    """
+    made = random.Random(3)
+    found = []
+    for _ in range(REQUESTS // AT_ONCE):
+        beginnings = iter(made.sample(range(SHARED), AT_ONCE))
+
+        def begin(ends: random.Random, beginnings: Iterator[int] = beginnings) -> list[int]:
+            return prompt(next(beginnings), 8 * BLOCK)[: ends.randrange(9) * BLOCK]
+
+        found.append(decisions.prompts(AT_ONCE, BLOCK, begin, 8, made))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("followed", "keeps_all"),
+    [
+        pytest.param((), True, id="caches grow"),
+        pytest.param(
+            ("--num-gpu-blocks-override", "64"), False, id="blocks are evicted", marks=pytest.mark.long
+        ),
+    ],
+    indirect=["followed"],
+)
+def test_every_decision_is_the_one_that_was_made(
+    followed: tuple[Stack, Follower], at: Receiver, keeps_all: bool
+) -> None:
+    """Where blocks are evicted, an engine may have lost some since the router chose."""
+    made, follower = followed
+    answers = [answer for wave in waves() for answer in decisions.ask_all(made, wave, AT_ONCE)]
+    told = decisions.details(follower, answers)
+    ids = {answer.id for answer in answers}
+    until("spans of all requests", lambda: ids <= decisions.served(at.file).keys())
+    served, costs = decisions.served(at.file), decisions.logits(made.folder / "frontend.log")
+    wrong = []
+    for answer in answers:
+        (decision,) = told[answer.id]["decisions"]
+        one = decisions.chosen(decision)
+        cached = one["overlap"]["device"] * BLOCK
+        seen = {
+            "worker": {one["worker"]} == {short_name(instance) for instance in served[answer.id]},
+            "router's overlap": one["overlap"]["device"] == answer.router_blocks(BLOCK),
+            "engine's cached tokens": not keeps_all or cached == answer.engine_cached,
+            "candidates": len(decision["candidates"]) == 2,
+            "cost": not decision["exact"] or abs(one["cost"] - costs[answer.id, "decode"]) < 0.01,
+        }
+        wrong += [(name, one, answer, decision) for name, is_right in seen.items() if not is_right]
+    assert wrong == [], len(wrong)
+    overlapping = [d for d in told.values() if decisions.chosen(d["decisions"][0])["overlap"]["device"]]
+    assert len(overlapping) >= REQUESTS / 4  # else it shows little

@@ -1,0 +1,212 @@
+"""The web console beside a `serve` with two workers of the fake engine: routes, guards, events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from harness.processes import free_port
+from harness.served import Serving, own_environment, served
+from harness.waiting import until
+
+FAKE = ("--engine", "fake", "--fake-engine", '{"vocab_size":2000,"token_ms":1}')
+WORKER = {
+    *("id", "instance", "process", "role", "state", "models", "adapters", "versions", "host", "pid"),
+    *("in_flight", "uptime_seconds", "ranks", "kv_used", "hit_rate", "tiers", "last_error", "group"),
+    *("running", "waiting", "requests_per_second", "tokens_per_second"),
+}
+
+
+@dataclass
+class Console:
+    serving: Serving
+    http: httpx.Client
+
+    @property
+    def origin(self) -> str:
+        return str(self.http.base_url).rstrip("/")
+
+    def get(self, path: str, **headers: str) -> Any:
+        answer = self.http.get(path, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        ours = {"Origin": self.origin, "X-Console": "1"}
+        return self.http.post(path, json=body, headers={**ours, **headers})
+
+    def overview(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.get("/api/overview")
+        return found
+
+    def workers(self) -> list[dict[str, Any]]:
+        return [one for one in self.overview()["workers"] if one["state"] == "ready"]
+
+
+@contextlib.contextmanager
+def started(folder: Path, *words: str) -> Iterator[Console]:
+    env = {**own_environment(folder), "DYN_VLLM_CONSOLE": "1"}
+    port = free_port()
+    flags = ("--workers", "2", *FAKE, "--console-port", str(port), *words)
+    with served(folder, *flags, env=env) as running:
+        url = f"http://127.0.0.1:{port}"
+        until("the console's line", lambda: f"console: {url}/\n" in running.process.written())
+        with httpx.Client(base_url=url, timeout=30) as client:
+            yield Console(running, client)
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with started(tmp_path_factory.mktemp("console")) as made:
+        until("both workers", lambda: len(made.workers()) == 2)
+        yield made
+
+
+def test_line_of_the_console_stands_under_the_ready_line(console: Console) -> None:
+    lines = console.serving.process.written().splitlines()
+    ready = next(n for n, line in enumerate(lines) if line.startswith("ready: "))
+    assert lines[ready + 1] == f"console: {console.origin}/"
+
+
+def test_settings_and_overview_are_those_of_the_deployment(console: Console) -> None:
+    settings = console.get("/api/settings")
+    assert settings["url"] == console.serving.url
+    assert (settings["needs_login"], settings["run_folder"]) == (False, True)
+    until("the model", lambda: console.get("/api/settings")["models"])
+    assert console.get("/api/settings")["models"] == [
+        {"name": "demo-chat", "kind": "chat", "adapter_of": None, "context": 4096}
+    ]
+    assert {"pause", "restart", "scale", "load_lora"} <= set(settings["actions"])
+    found = console.overview()
+    assert {one["name"] for one in found["processes"]} == {"frontend", "worker-1", "worker-2", "console"}
+    assert {one["process"] for one in found["workers"]} == {"worker-1", "worker-2"}
+    assert all(set(one) == WORKER for one in found["workers"])
+    assert {(one["from"], one["kind"]) for one in found["edges"]} == {("frontend", "requests")}
+    assert found["frontends"][0]["ready"] is True
+
+
+def test_every_route_answers_in_its_shape(console: Console) -> None:
+    history = console.get("/api/history?seconds=600")
+    series = history["series"]
+    assert set(series) == {
+        *("at", "requests_per_second", "output_tokens_per_second", "prompt_tokens_per_second", "in_flight"),
+        *("errors_per_second", "ttft_ms", "itl_ms", "goodput", "workers"),
+    }
+    assert set(series["ttft_ms"]) == {"p50", "p90", "p99"}
+    assert {"requests", "dropped"} <= set(console.get("/api/requests"))
+    assert {"at", "block_size", "blocks", "workers", "tree"} <= set(console.get("/api/caches"))
+    names = {one["name"] for one in console.get("/api/logs")["logs"]}
+    assert {"frontend.log", "worker-1.log", "console.log"} <= names
+    assert set(console.get("/api/logs/worker-1?limit=3")) == {"lines", "from_byte", "to_byte"}
+    assert console.get("/api/bench")["state"] == "idle"
+    assert console.http.get("/live").status_code == 200
+    assert console.http.get("/").headers["content-type"].startswith("text/html")
+    assert console.http.get("/api/requests/unknown").status_code == 404
+
+
+def test_models_answer_through_it_as_they_stream(console: Console) -> None:
+    asked = {"model": "demo-chat", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    answer = console.post("/v1/chat/completions", {**asked, "max_tokens": 5})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.rstrip().endswith("data: [DONE]")
+    assert console.get("/v1/models")["data"][0]["id"] == "demo-chat"
+
+
+def test_pages_of_others_get_nothing(console: Console) -> None:
+    assert console.http.get("/api/overview", headers={"Host": "evil.example"}).status_code == 421
+    assert console.post("/api/actions/pause", {}, Origin="http://evil.example").status_code == 403
+    assert console.post("/api/actions/pause", {}, **{"X-Console": ""}).status_code == 403
+    assert console.http.post("/v1/chat/completions", json={}).status_code == 403
+    assert {one["state"] for one in console.workers()} == {"ready"}
+
+
+def test_pause_and_resume_are_what_the_commands_do(console: Console) -> None:
+    worker = console.workers()[0]["id"]
+    (paused,) = console.post("/api/actions/pause", {"worker": worker}).json()["results"]
+    assert (paused["worker"], paused["ok"], paused["said"]) == (worker, True, "paused")
+    said = f"worker {worker} is paused"
+    until("the problem", lambda: said in {one["what"] for one in console.overview()["problems"]})
+    (resumed,) = console.post("/api/actions/resume", {"worker": worker}).json()["results"]
+    assert resumed["said"] == "resumed"
+    until("it to be back", lambda: len(console.workers()) == 2)
+
+
+def test_events_reach_an_open_page(console: Console) -> None:
+    seen: set[str] = set()
+    with console.http.stream("GET", "/api/live") as stream:
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                seen.add(line.removeprefix("event: "))
+            elif line.startswith("data: "):
+                json.loads(line.removeprefix("data: "))
+            if {"overview", "sample"} <= seen:
+                break
+    assert {"overview", "sample"} <= seen
+
+
+def test_load_test_runs_and_is_counted(console: Console) -> None:
+    asked = {"model": "demo-chat", "concurrency": "4", "requests": 20, "input_tokens": 16, "output_tokens": 8}
+    started = console.post("/api/bench", asked)
+    assert started.status_code == 200, started.text
+    assert console.post("/api/bench", asked).status_code == 409
+    until("its end", lambda: console.get("/api/bench")["state"] != "running")
+    found = console.get("/api/bench")
+    assert (found["state"], found["id"]) == ("done", started.json()["id"]), found
+    assert found["stages"][0]["requests"]["ok"] == 20
+    until(
+        "percentiles of its answers",
+        lambda: any(value for value in console.get("/api/history")["series"]["ttft_ms"]["p50"]),
+    )
+
+
+def test_killed_worker_is_a_problem_and_comes_back(console: Console) -> None:
+    victim = console.workers()[0]
+    os.kill(victim["pid"], signal.SIGKILL)
+    until(
+        "the problem",
+        lambda: any(one["worker"] == victim["id"] for one in console.overview()["problems"]),
+    )
+    until("another worker in its place", lambda: len(console.workers()) == 2)
+
+
+def test_killed_console_comes_back_and_nothing_else_notices(console: Console) -> None:
+    (before,) = [one for one in console.overview()["processes"] if one["kind"] == "console"]
+    workers = {one["pid"] for one in console.workers()}
+    psutil.Process(before["pid"]).kill()
+
+    def is_back() -> bool:
+        try:
+            found = [one for one in console.overview()["processes"] if one["kind"] == "console"]
+        except (httpx.HTTPError, AssertionError):
+            return False
+        return bool(found) and found[0]["pid"] != before["pid"]
+
+    until("the console again", is_back)
+    until("both workers", lambda: {one["pid"] for one in console.workers()} == workers)
+    assert console.serving.process.poll() is None
+
+
+def test_read_only_console_with_a_token_lets_look_after_a_login(tmp_path: Path) -> None:
+    with started(tmp_path, "--console-read-only", "--admin-token", "secret-t0ken") as made:
+        assert made.http.get("/api/overview").status_code == 401
+        assert made.get("/api/settings")["needs_login"] is True
+        assert made.post("/api/login", {"token": "x"}).status_code == 401
+        assert made.post("/api/login", {"token": "secret-t0ken"}).status_code == 200
+        until("both workers", lambda: len(made.workers()) == 2)
+        assert made.post("/api/actions/pause", {}).status_code == 403
+        assert made.post("/api/bench", {"model": "demo-chat", "requests": 1}).status_code == 403
+        said = json.dumps([made.get("/api/settings"), made.overview(), made.get("/api/logs/console")])
+        assert "secret-t0ken" not in said
+        (process,) = [one for one in made.overview()["processes"] if one["kind"] == "console"]
+        assert "secret-t0ken" not in " ".join(psutil.Process(process["pid"]).cmdline())
+        assert made.serving.stop() == []

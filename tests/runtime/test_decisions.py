@@ -1,0 +1,271 @@
+"""Tests that the console's view of routing is the router's own, with fake engines and the real runtime."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo_vllm.console.decisions.service import short_name
+from dynamo_vllm.engine.fake.cached_blocks import BLOCKS_PER_SEQUENCE, sequence
+from dynamo_vllm.engine.fake.spec import CachedBlocks
+from harness import decisions
+from harness.decisions import Answer, Follower
+from harness.otlp import receiver
+from harness.planes import planes
+from harness.stack import Stack, Worker, stack
+from harness.waiting import until
+
+BLOCK, REQUESTS = 32, 120
+SYNC = "--router-replica-sync"
+
+
+def start(made: Stack, model: Path, cached: list[dict[str, Any]], *flags: str, **more: Any) -> None:
+    spec = {
+        "vocab_size": 1000,
+        "block_size": BLOCK,
+        "cached": cached,
+        "token_ms": 2,
+        "prefill_ms": 10,
+        **more,
+    }
+    engine = ("--engine", "fake", "--fake-engine", json.dumps(spec))
+    made.start_worker("--model", str(model), "--served-model-name", "tiny", *engine, *flags)
+
+
+def start_three(made: Stack, model: Path, *flags: str) -> None:
+    """Each has a third of 60 sequences; two have the first 30 in lower tiers too."""
+    below = {0: "CPU", 1: "STORAGE"}
+    for number in range(3):
+        cached: list[dict[str, Any]] = [{"count": 20 * BLOCKS_PER_SEQUENCE, "first": number, "step": 3}]
+        if number in below:
+            cached.append({"count": 30 * BLOCKS_PER_SEQUENCE, "medium": below[number]})
+        start(made, model, cached, *flags)
+    made.wait_ready()
+
+
+def shared(sequences: int) -> Any:
+    return lambda made: sequence(CachedBlocks(count=1), made.randrange(sequences), made.randrange(15) * BLOCK)
+
+
+def counted(overlap: dict[str, int]) -> float:
+    return overlap["device"] + 0.75 * overlap["host"] + 0.25 * overlap["disk"]
+
+
+def assert_chosen(answers: list[Answer], told: dict[str, dict[str, Any]]) -> None:
+    """Worker and overlap of every decision are the router's."""
+    wrong = []
+    for answer in answers:
+        one = decisions.chosen(told[answer.id]["decisions"][0])
+        is_right = one["worker"] == short_name(answer.prefill_worker)
+        if not is_right or abs(counted(one["overlap"]) - answer.router_blocks(BLOCK)) > 0.01:
+            wrong.append((answer, one))
+    assert wrong == [], len(wrong)
+
+
+def costs_that_differ(
+    answers: list[Answer], told: dict[str, dict[str, Any]], log: Path, number: int = 0, kind: str = "decode"
+) -> tuple[list[Any], list[Any]]:
+    """Decisions whose cost is not the one that the router logged: all, and those said to be exact."""
+    logged = decisions.logits(log)
+    found = []
+    for answer in answers:
+        decision = told[answer.id]["decisions"][number]
+        one = decisions.chosen(decision)
+        if abs(one["cost"] - logged[answer.id, kind]) > 0.01:
+            found.append((logged[answer.id, kind], decision))
+    return found, [one for one in found if one[1]["exact"]]
+
+
+@pytest.fixture
+def followed(tmp_path: Path, model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Stack, Follower]]:
+    """Three workers; the fixture's parameter are flags of the frontend."""
+    url = decisions.trace_url()
+    with stack(tmp_path) as made:
+        made.start_frontend("--request-trace-url", url, *request.param, env=decisions.SELECTED)
+        start_three(made, model)
+        with decisions.follower(made, url) as follower:
+            until("all caches are known", lambda: follower.is_sure(3))
+            yield made, follower
+
+
+@pytest.mark.parametrize("followed", [()], indirect=True, ids=["records"])
+def test_decisions_follow_from_records(followed: tuple[Stack, Follower]) -> None:
+    """Without the frontends' bookings, loads are worked out afterwards: what is called exact must be."""
+    made, follower = followed
+    answers = decisions.ask_all(made, decisions.prompts(REQUESTS, BLOCK, shared(70)), 4)
+    told = decisions.details(follower, answers)
+    assert_chosen(answers, told)
+    differ, wrong = costs_that_differ(answers, told, made.folder / "frontend.log")
+    assert wrong == []
+    assert len(differ) < REQUESTS / 4
+    overlaps = [decisions.chosen(one["decisions"][0])["overlap"] for one in told.values()]
+    assert any(one["host"] for one in overlaps) or any(one["disk"] for one in overlaps)
+    alone = decisions.ask(made, sequence(CachedBlocks(count=1), 1, 8 * BLOCK), 2)
+    (decision,) = decisions.details(follower, [alone])[alone.id]["decisions"]
+    assert decision["exact"], decision  # nothing else happened near it
+    caches = follower.wait_for(lambda one: one.caches())
+    assert (caches["block_size"], len(caches["workers"]), caches["tree"]["left_out"]) == (BLOCK, 3, 0)
+    assert sum(node["used"] for node in caches["tree"]["nodes"]) > REQUESTS / 3
+
+
+@pytest.mark.parametrize("followed", [(SYNC,)], indirect=True, ids=["bookings"])
+def test_decisions_are_exact_with_bookings(followed: tuple[Stack, Follower]) -> None:
+    made, follower = followed
+    answers = decisions.ask_all(made, decisions.prompts(REQUESTS, BLOCK, shared(70)), 8)
+    told = decisions.details(follower, answers)
+    assert_chosen(answers, told)
+    differ, wrong = costs_that_differ(answers, told, made.folder / "frontend.log")
+    assert len(differ) <= REQUESTS / 10, differ  # a request ended between choosing and booking
+    assert wrong == []
+    assert sum(one["decisions"][0]["exact"] for one in told.values()) > REQUESTS / 2
+
+
+@pytest.mark.parametrize("followed", [(SYNC, "--router-queue-seconds", "0.02")], indirect=True, ids=["queue"])
+def test_requests_that_waited_in_the_queue(followed: tuple[Stack, Follower]) -> None:
+    made, follower = followed
+    answers = decisions.ask_all(made, decisions.prompts(REQUESTS, BLOCK, shared(70)), 32)
+    told = decisions.details(follower, answers)
+    assert_chosen(answers, told)
+    differ, _ = costs_that_differ(answers, told, made.folder / "frontend.log")
+    assert len(differ) <= REQUESTS / 5, differ
+    waits = [part["to_ms"] for one in told.values() for part in one["timeline"] if part["what"] == "queued"]
+    assert max(waits) > 20, "the queue was used"
+
+
+@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
+def test_prefill_and_decode(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
+    url = decisions.trace_url()
+    with stack(tmp_path) as made:
+        made.start_frontend("--request-trace-url", url, *flags, env=decisions.SELECTED)
+        for number, role in enumerate(("prefill", "prefill", "decode", "decode")):
+            every = {"count": 20 * BLOCKS_PER_SEQUENCE, "first": number, "step": 2}
+            cached = [every] if role == "prefill" else []
+            start(made, model, cached, "--connector", "nixl", "--disaggregation-mode", role)
+        made.wait_ready()
+        with decisions.follower(made, url) as follower:
+            made.wait_over_two()
+            until("the caches of prefill workers are known", lambda: follower.is_sure(2))
+            answers = decisions.ask_all(made, decisions.prompts(REQUESTS, BLOCK, shared(50)), 6)
+            told = decisions.details(follower, answers)
+    assert_chosen(answers, told)
+    for answer in answers:
+        one = told[answer.id]
+        assert [each["phase"] for each in one["decisions"]] == ["prefill", "decode"]
+        assert decisions.chosen(one["decisions"][1])["worker"] == short_name(answer.worker)
+        assert [len(each["candidates"]) for each in one["decisions"]] == [2, 2]
+        assert "transfer" in [part["what"] for part in one["timeline"]]
+    for number, kind in enumerate(("prefill", "decode")):
+        differ, wrong = costs_that_differ(answers, told, tmp_path / "frontend.log", number, kind)
+        assert wrong == []
+        assert len(differ) <= (REQUESTS / 10 if flags else REQUESTS / 4), differ
+
+
+@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
+def test_request_that_moves(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
+    """The record names the worker that died. Bookings have the one that answered; else it is not known."""
+    url = decisions.trace_url()
+    with stack(tmp_path) as made:
+        made.start_frontend("--request-trace-url", url, *flags, env=decisions.SELECTED)
+        for _ in range(2):
+            start(made, model, [{"count": 64}], token_ms=30)
+        made.wait_ready()
+        names = {int(one["instance_id"]) for one in made.instances()}
+        with decisions.follower(made, url) as follower, ThreadPoolExecutor(1) as pool:
+            until("both caches are known", lambda: follower.is_sure(2))
+            asked = pool.submit(decisions.ask, made, [20] * 100, 100)
+            (worker,) = until("the request at a worker", lambda: busy(made))
+            worker.signal(signal.SIGKILL)
+            answer = asked.result(60)
+            row = decisions.details(follower, [answer])[answer.id]
+    moved = [part for part in row["timeline"] if part["what"] == "migrated"]
+    assert len(moved) == 1
+    dead = short_name(answer.worker)
+    if flags:
+        (other,) = {short_name(one) for one in names} - {dead}
+        assert [decisions.chosen(one)["worker"] for one in row["decisions"]] == [dead, other]
+        assert (row["request"]["worker"], moved[0]["worker"]) == (other, other)
+    else:
+        assert (row["request"]["worker"], moved[0]["worker"]) == (dead, None)
+
+
+def busy(made: Stack) -> list[Worker]:
+    """The workers that have a request."""
+    return [worker for worker in made.workers if worker.metric("dynamo_component_requests_in_flight")]
+
+
+@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
+def test_two_frontends(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
+    """Each request is listed once, with what its own frontend knew when it chose."""
+    url = decisions.trace_url()
+    with stack(tmp_path) as made, stack(tmp_path) as second:
+        made.start_frontend("--request-trace-url", url, *flags, env=decisions.SELECTED)
+        more = ("--request-trace-url", url, *flags)
+        second.start_frontend(*more, env=decisions.SELECTED, name="frontend2")
+        start_three(made, model)
+        until("the other frontend", lambda: len(second.instances()) == 3 and second.models() == ["tiny"])
+        rows: list[dict[str, Any]] = []
+
+        def note(new: Sequence[Callable[[], dict[str, Any] | None]]) -> None:
+            rows.extend(row for make in new if (row := make()) is not None)
+
+        with decisions.follower(made, url, on_rows=note) as follower, ThreadPoolExecutor(2) as pool:
+            until("all caches are known", lambda: follower.is_sure(3))
+            asked = decisions.prompts(REQUESTS, BLOCK, shared(70))
+            halves = zip((made, second), (asked[::2], asked[1::2]), strict=True)
+            both = list(pool.map(lambda half: decisions.ask_all(half[0], half[1], 3), halves))
+            told = decisions.details(follower, [*both[0], *both[1]])
+            alone = decisions.ask(second, sequence(CachedBlocks(count=1), 1, 8 * BLOCK), 2)
+            (last,) = decisions.details(follower, [alone])[alone.id]["decisions"]
+    assert decisions.chosen(last)["worker"] == short_name(alone.worker)
+    rows = [row for row in rows if row["id"] != alone.id]
+    assert_chosen([*both[0], *both[1]], told)
+    assert sorted(row["id"] for row in rows) == sorted(told)
+    for answers, log in zip(both, ("frontend", "frontend2"), strict=True):
+        _, wrong = costs_that_differ(answers, told, tmp_path / f"{log}.log")
+        assert wrong == []
+
+
+@pytest.mark.parametrize("named", ["etcd,tcp,zmq", "file,tcp,nats", "etcd,nats,nats"])
+def test_other_planes(tmp_path: Path, model: Path, named: str, caplog: pytest.LogCaptureFixture) -> None:
+    """From etcd as from files. Events that go through NATS are not read, and the console says so."""
+    url = decisions.trace_url()
+    with planes(named, tmp_path) as servers, stack(tmp_path, **servers.env(tmp_path)) as made:
+        made.start_frontend("--request-trace-url", url, env=decisions.SELECTED)
+        start_three(made, model)
+        with decisions.follower(made, url) as follower:
+            if named.endswith("nats"):
+                until("the reason", lambda: follower.ask(lambda one: one.problems()))
+            else:
+                until("all caches are known", lambda: follower.is_sure(3))
+            answers = decisions.ask_all(made, decisions.prompts(20, BLOCK, shared(70)), 2)
+            told = decisions.details(follower, answers)
+            notes = follower.ask(lambda one: one.requests())["notes"]
+    if not named.endswith("nats"):
+        assert_chosen(answers, told)
+        return
+    assert notes == ["KV events go through NATS, which the console does not read; use --event-plane zmq"]
+    for answer in answers:
+        row = told[answer.id]["request"]
+        assert (row["worker"], row["why"]) == (short_name(answer.worker), False)
+        assert told[answer.id]["decisions"] == []
+    assert caplog.records == []
+
+
+def test_frontend_keeps_the_operators_own_export(tmp_path: Path, model: Path) -> None:
+    """With --otlp-endpoint its log lines and spans go there, and nothing to the console."""
+    url = decisions.trace_url()
+    with receiver(tmp_path) as at, stack(tmp_path, OTEL_BSP_SCHEDULE_DELAY="200") as made:
+        exports = ("--otlp-endpoint", at.http, "--otlp-protocol", "http/protobuf")
+        made.start_frontend("--request-trace-url", url, *exports)
+        start(made, model, [])
+        made.wait_ready()
+        with decisions.follower(made, url) as follower:
+            decisions.ask(made, [20] * 40, 2)
+            until("its span", lambda: any(span.name == "http-request" for span in at.spans()))
+            assert follower.ask(lambda one: one.requests())["requests"] == []

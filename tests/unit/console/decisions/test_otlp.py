@@ -1,0 +1,111 @@
+"""The receiver of records, with an export that runtime 1.6.1 sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from dynamo_vllm.console.decisions import otlp, records
+from dynamo_vllm.console.decisions.otlp import Malformed, Receiver, Unread
+from dynamo_vllm.serving.watch import request_trace
+from dynamo_vllm.serving.watch.request_trace import Sender
+from harness.processes import free_port
+from harness.waiting import until_async
+
+BODY = (Path(__file__).parent / "recorded" / "request_end.otlp").read_bytes()
+
+
+def test_records_are_read_from_the_export() -> None:
+    first, second = (records.read(unread.payload()) for unread in otlp.records(BODY))
+    assert (first.input_tokens, first.output_tokens, first.block_size) == (70, 4, 32)
+    assert len(first.blocks) == 2, "the third block is not whole"
+    assert first.worker is not None
+    assert (first.prefill_worker, first.counted_blocks) == (None, 0.0)
+    assert first.received < first.routed < (first.first_token or 0) < first.ended
+    assert (second.output_tokens, second.first_token) == (0, None)
+
+
+@pytest.mark.parametrize("bad", [BODY[:-40], b"\x0a\xff", b"\xff" * 20, b"\x0b"])
+def test_export_that_is_cut_is_refused(bad: bytes) -> None:
+    with pytest.raises(Malformed):
+        otlp.records(bad)
+
+
+def test_log_lines_of_the_runtime_are_left_out() -> None:
+    assert (otlp.records(BODY.replace(b"dynamo.request_trace", b"dynamo.something_els"))) == []
+
+
+@pytest.mark.parametrize("bad", [b"{}", b"[", b'{"request": {"request_id": 7}}'])
+def test_other_records_are_refused(bad: bytes) -> None:
+    with pytest.raises(records.Unreadable):
+        records.read(bad)
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.url = request_trace.new_url(free_port())
+        self.taken: list[tuple[Sender, bytes]] = []
+
+    def take(self, sender: Sender, unread: Sequence[Unread]) -> None:
+        self.taken += [(sender, one.payload()) for one in unread]
+
+
+@pytest_asyncio.fixture
+async def listening() -> AsyncIterator[Listening]:
+    made = Listening()
+    task = asyncio.ensure_future(Receiver(made.url, made.take).run())
+    async with httpx.AsyncClient() as client:
+
+        async def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return (await client.get(made.url)).status_code == 404
+            return False
+
+        while not await answers():
+            await asyncio.sleep(0.01)
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_receiver_takes_records_and_who_sent_them(listening: Listening) -> None:
+    async with httpx.AsyncClient() as client:
+        for body, headers in ((BODY, {}), (gzip.compress(BODY), {"Content-Encoding": "gzip"})):
+            url = f"{listening.url}{request_trace.PATH}?name=x&credit=1.5"
+            assert (await client.post(url, content=body, headers=headers)).status_code == 200
+    await until_async("both", lambda: len(listening.taken) == 4)
+    assert {sender for sender, _ in listening.taken} == {Sender("x", (("credit", "1.5"),))}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/other/v1/logs", BODY, 404),
+        ("GET", request_trace.PATH, b"", 405),
+        ("POST", request_trace.PATH, b"\xff\xff", 400),
+    ],
+)
+async def test_receiver_refuses(
+    listening: Listening, method: str, path: str, body: bytes, status: int
+) -> None:
+    base = listening.url if path == request_trace.PATH else listening.url.rpartition("/")[0]
+    async with httpx.AsyncClient() as client:
+        assert (await client.request(method, base + path, content=body)).status_code == status
+    assert listening.taken == []
+
+
+async def test_receiver_refuses_a_large_body(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "MAX_BYTES", 100)
+    async with httpx.AsyncClient() as client:
+        url = listening.url + request_trace.PATH
+        assert (await client.post(url, content=BODY)).status_code == 413
+        packed = gzip.compress(bytes(1000))
+        answer = await client.post(url, content=packed, headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 400

@@ -1,0 +1,316 @@
+"""The routes of the console, over ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dynamo_vllm.console import app, security
+from dynamo_vllm.console.actions import Actions
+from dynamo_vllm.console.data.bench import Bench
+from dynamo_vllm.console.data.history import History
+from dynamo_vllm.console.data.logs import Logs
+from dynamo_vllm.console.data.overview import Poller
+from dynamo_vllm.console.live import Hub
+from dynamo_vllm.console.settings import Settings
+
+HOST = "127.0.0.1:8001"
+POSTED = {"origin": f"http://{HOST}", "x-console": "1"}
+
+
+class Nobody:
+    """Frontends, workers and a directory of a deployment in which nothing runs."""
+
+    found: list[int] = []
+
+    async def ask(self, *_: Any) -> Any:
+        return []
+
+    async def ask_all(self, verb: str, seconds: float | None = None) -> dict[int, dict[str, Any]]:
+        return {}
+
+    async def models(self) -> list[dict[str, Any]]:
+        return []
+
+    async def every(self, names: Any = ()) -> list[Any]:
+        return []
+
+
+class Decisions:
+    def requests(
+        self, limit: int, before: str | None, worker: str | None, model: str | None
+    ) -> dict[str, Any]:
+        return {"requests": [[limit, before, worker, model]], "dropped": 0}
+
+    def request(self, id: str) -> dict[str, Any] | None:
+        return {"request": {"id": id}} if id == "known" else None
+
+    async def caches(self) -> dict[str, Any]:
+        return {"blocks": 7}
+
+
+def streamed(status: int, body: bytes, kind: str, **headers: str) -> httpx.Response:
+    return httpx.Response(status, stream=httpx.ByteStream(body), headers={"content-type": kind, **headers})
+
+
+class Upstream:
+    """The deployment behind the console."""
+
+    def __init__(self) -> None:
+        self.seen: list[httpx.Request] = []
+        self.answer = streamed(200, b"{}", "application/json")
+        self.client = httpx.AsyncClient(
+            base_url="http://deployment", transport=httpx.MockTransport(self._handle)
+        )
+
+    def _handle(self, request: httpx.Request) -> httpx.Response:
+        self.seen.append(request)
+        return self.answer
+
+
+class Console:
+    def __init__(self, folder: Path, *, decisions: Any = None, **more: Any) -> None:
+        fields: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 8001,
+            "url": "http://d",
+            "frontends": ("http://d",),
+        }
+        self.settings = Settings(**{**fields, **more})
+        self.hub, self.upstream, past = Hub(), Upstream(), History()
+        nobody: Any = Nobody()
+        self.poller = Poller(nobody, nobody, nobody, past, self.hub, "none")
+        read_only = self.settings.read_only
+        parts = app.Parts(
+            settings=self.settings,
+            hub=self.hub,
+            poller=self.poller,
+            history=past,
+            logs=Logs(folder),
+            bench=Bench("http://d", self.hub.publish, dict(os.environ), ("false",)),
+            actions=Actions(nobody, None, None, process_of=str, read_only=read_only, on_done=lambda _: None),
+            deployment=self.upstream.client,
+            decisions=decisions,
+        )
+        transport = httpx.ASGITransport(app.make(parts))
+        self.http = httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}")
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        return await self.http.get(path, headers=headers)
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        return await self.http.post(path, json=body, headers={**POSTED, **headers})
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Console:
+    return Console(tmp_path)
+
+
+def shape_of_error(answer: httpx.Response) -> None:
+    assert set(answer.json()["error"]) == {"message", "fix"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/live", "/api/settings", "/api/history", "/api/nothing", "/assets/none.js", "/v1/other"]
+)
+async def test_every_answer_tells_the_browser_what_it_may_do(console: Console, path: str) -> None:
+    answer = await console.get(path)
+    assert answer.headers["content-security-policy"] == security.CSP
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert "server" not in answer.headers
+    if path.startswith(("/api", "/v1")):
+        assert answer.headers["cache-control"] == "no-store"
+    if answer.status_code >= 400:
+        shape_of_error(answer)
+
+
+async def test_refusals_have_these_headers_too(console: Console) -> None:
+    answer = await console.get("/api/overview", host="evil.example")
+    assert answer.status_code == 421 and answer.headers["content-security-policy"] == security.CSP
+    shape_of_error(answer)
+
+
+async def test_settings_have_the_fields_of_the_contract(console: Console) -> None:
+    found = (await console.get("/api/settings")).json()
+    assert set(found) == {
+        *("version", "read_only", "needs_login", "logged_in", "url", "namespace", "run_folder", "models"),
+        "login_with",
+        *("grafana", "actions", "prompt_text"),
+    }
+    assert "pause" in found["actions"] and found["logged_in"] is True
+
+
+async def test_login_opens_and_logout_closes(tmp_path: Path) -> None:
+    console = Console(tmp_path, token="secret-token")
+    closed = (await console.get("/api/settings")).json()
+    assert (closed["logged_in"], closed["url"], closed["models"], closed["actions"]) == (False, None, [], [])
+    assert (await console.get("/api/history")).status_code == 401
+    assert (await console.post("/v1/chat/completions", {})).status_code == 401
+    assert (await console.post("/api/login", {"token": "wrong"})).status_code == 401
+    answer = await console.post("/api/login", {"token": "secret-token"})
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("console-8001=") and "HttpOnly" in cookie and "SameSite=strict" in cookie
+    assert "secret-token" not in cookie and "Path=/;" in cookie and "Secure" not in cookie
+    assert (await console.get("/api/history")).status_code == 200
+    assert (await console.post("/api/logout")).json() == {"logged_in": False}
+    assert (await console.get("/api/history")).status_code == 401
+
+
+async def test_cookie_is_for_the_path_and_the_scheme_that_browsers_see(tmp_path: Path) -> None:
+    console = Console(tmp_path, token="t", prefix="/console/")
+    https = {**POSTED, "origin": POSTED["origin"].replace("http:", "https:")}
+    answer = await console.http.post("/api/login", json={"token": "t"}, headers=https)
+    assert "Path=/console/;" in answer.headers["set-cookie"] and "Secure" in answer.headers["set-cookie"]
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    gone = await console.http.post("/api/logout", headers={**https, "cookie": cookie})
+    assert "Path=/console/;" in gone.headers["set-cookie"] and "Max-Age=0" in gone.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"token": 1}', b"\xff", b"[" * 60000])
+async def test_bodies_that_are_something_else_are_refused(tmp_path: Path, body: bytes) -> None:
+    console = Console(tmp_path, token="t")
+    answer = await console.http.post("/api/login", content=body, headers=POSTED)
+    assert answer.status_code == 400
+    shape_of_error(answer)
+
+
+async def test_long_bodies_are_refused(console: Console) -> None:
+    answer = await console.http.post("/api/actions/pause", content=b" " * (65 << 10), headers=POSTED)
+    assert answer.status_code == 413
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(17):
+            yield b" " * (1 << 20)
+
+    answer = await console.http.post("/v1/embeddings", content=parts(), headers=POSTED)
+    assert answer.status_code == 413 and console.upstream.seen == []
+
+
+async def test_overview_waits_for_the_first_poll(console: Console) -> None:
+    asking = asyncio.ensure_future(console.get("/api/overview"))
+    await asyncio.sleep(0)
+    await console.poller.poll()
+    found = (await asking).json()
+    assert set(found) == {"at", "processes", "frontends", "workers", "edges", "problems", "totals"}
+    assert set(found["totals"]) == {
+        "requests_per_second",
+        "tokens_per_second",
+        "in_flight",
+        "errors_per_second",
+    }
+
+
+@pytest.mark.parametrize("query", ["seconds=x", "seconds=1", "seconds=1e9", "ttft_ms=nan", "itl_ms=0"])
+async def test_queries_outside_their_range_are_refused(console: Console, query: str) -> None:
+    assert (await console.get(f"/api/history?{query}")).status_code == 400
+
+
+async def test_without_a_source_there_are_no_requests(console: Console) -> None:
+    assert (await console.get("/api/requests")).json() == {"requests": [], "dropped": 0}
+    assert (await console.get("/api/requests/x")).status_code == 404
+    assert (await console.get("/api/caches")).json()["tree"] == {"nodes": [], "left_out": 0}
+
+
+async def test_requests_are_those_of_their_source(tmp_path: Path) -> None:
+    console = Console(tmp_path, decisions=Decisions())
+    found = await console.get("/api/requests?limit=5&before=b&worker=&model=m")
+    assert found.json()["requests"] == [[5, "b", None, "m"]]
+    assert (await console.get("/api/requests/known")).json() == {"request": {"id": "known"}}
+    assert (await console.get("/api/requests/other")).status_code == 404
+    assert (await console.get("/api/caches")).json() == {"blocks": 7}
+    assert (await console.get("/api/requests?limit=0")).status_code == 400
+
+
+async def test_logs_are_listed_and_read(console: Console, tmp_path: Path) -> None:
+    (tmp_path / "frontend.log").write_text("error: one\n")
+    (only,) = (await console.get("/api/logs")).json()["logs"]
+    assert (only["name"], only["bytes"]) == ("frontend.log", 11)
+    found = (await console.get("/api/logs/frontend?after=0")).json()
+    assert found == {
+        "lines": [{"at_byte": 0, "text": "error: one", "level": "error"}],
+        "from_byte": 0,
+        "to_byte": 11,
+    }
+    assert (await console.get("/api/logs/..%2Fx")).status_code == 404
+
+
+async def test_read_only_refuses_what_changes_something_and_still_asks_models(tmp_path: Path) -> None:
+    console = Console(tmp_path, read_only=True)
+    for path in ("/api/actions/pause", "/api/bench", "/api/bench/stop"):
+        assert (await console.post(path, {})).status_code == 403
+    assert (await console.post("/v1/chat/completions", {})).status_code == 200
+    assert (await console.get("/api/settings")).json()["actions"] == []
+
+
+async def test_state_of_the_bench_has_the_fields_of_the_contract(console: Console) -> None:
+    found = (await console.get("/api/bench")).json()
+    assert set(found) == {"id", "state", "asked", "seconds", "progress", "stages", "error"}
+    assert (await console.post("/api/bench", {"model": "m", "rate": 1})).status_code == 400
+
+
+async def test_question_goes_to_the_deployment_without_our_cookie(console: Console) -> None:
+    console.upstream.answer = streamed(200, b"data: 1\n\ndata: [DONE]\n\n", "text/event-stream")
+    asked = {"model": "m", "stream": True}
+    answer = await console.post(
+        "/v1/chat/completions", asked, authorization="Bearer k", cookie="console-8001=x"
+    )
+    assert answer.text.endswith("data: [DONE]\n\n")
+    assert answer.headers["content-type"] == "text/event-stream"
+    (seen,) = console.upstream.seen
+    assert (seen.url.path, json.loads(seen.content)) == ("/v1/chat/completions", asked)
+    assert seen.headers["authorization"] == "Bearer k"
+    assert not {"cookie", "x-console", "origin"} & set(seen.headers)
+
+
+async def test_error_of_the_deployment_is_passed_on_and_pages_of_it_never_run(console: Console) -> None:
+    more = {"set-cookie": "a=b", "access-control-allow-origin": "*"}
+    console.upstream.answer = streamed(503, b"<script>", "text/html", **more)
+    answer = await console.get("/v1/models")
+    assert (answer.status_code, answer.content) == (503, b"<script>")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert "set-cookie" not in answer.headers and "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "chat/completions"),
+        ("POST", "models"),
+        ("POST", "../engine/sleep"),
+        ("POST", "files"),
+        ("GET", ""),
+    ],
+)
+async def test_other_paths_are_not_passed_on(console: Console, method: str, path: str) -> None:
+    answer = await console.http.request(method, f"/v1/{path}", headers=POSTED)
+    assert answer.status_code in (404, 405) and console.upstream.seen == []
+
+
+async def test_deployment_that_does_not_answer_is_said(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(console.upstream.client, "send", fail)
+    answer = await console.get("/v1/models")
+    assert answer.status_code == 502 and "refused" in answer.json()["error"]["message"]
+
+
+async def test_page_is_served_with_its_types(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"index.html": b"<html>", "app.js": b"x", "odd.exe": b"x"}
+    monkeypatch.setattr(app, "read_assets", lambda: files)
+    made = Console(Path("/nowhere"))
+    assert (await made.get("/")).content == b"<html>"
+    assert (await made.get("/assets/app.js")).headers["content-type"] == "text/javascript; charset=utf-8"
+    assert (await made.get("/assets/odd.exe")).status_code == 404
+    assert (await made.get("/assets/..%2Fapp.py")).status_code == 404

@@ -1,0 +1,116 @@
+"""Events for open pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+import pytest
+
+from dynamo_vllm.console import live
+from dynamo_vllm.console.live import BEAT, Collector, Hub
+from dynamo_vllm.console.replies import ConsoleError
+
+
+def opened(hub: Hub, beat_seconds: float = 60.0) -> AsyncIterator[bytes]:
+    return cast("AsyncIterator[bytes]", hub.response(beat_seconds=beat_seconds).body_iterator)
+
+
+async def test_page_gets_what_is_kept_and_then_what_comes() -> None:
+    hub = Hub()
+    hub.publish("overview", {"at": 1}, keep=True)
+    hub.publish("sample", {"at": 1})
+    looked: list[bool] = []
+    hub.on_watch = lambda: looked.append(hub.is_watched)
+    page = opened(hub)
+    assert await anext(page) == BEAT and looked == [True]
+    assert await anext(page) == b'event: overview\ndata: {"at":1}\n\n'
+    hub.publish("sample", {"text": "two\nlines"})
+    assert await anext(page) == b'event: sample\ndata: {"text":"two\\nlines"}\n\n'
+
+
+async def test_slow_page_misses_the_oldest_and_stops_nobody() -> None:
+    hub = Hub()
+    page = opened(hub)
+    await anext(page)
+    for number in range(live.MOST_WAITING + 5):
+        hub.publish("sample", number)
+    events = (await anext(page)).split(b"\n\n")[:-1]
+    assert len(events) == live.MOST_WAITING and events[0].endswith(b"data: 5")
+
+
+async def test_quiet_stream_shows_that_it_lives() -> None:
+    page = opened(Hub(), 0.001)
+    assert [await anext(page) for _ in range(3)] == [BEAT] * 3
+
+
+async def test_closed_page_is_forgotten_and_closing_ends_all() -> None:
+    hub = Hub()
+    page, other = opened(hub), opened(hub)
+    await anext(page)
+    await anext(other)
+    await page.aclose()  # type: ignore[attr-defined]
+    assert hub.is_watched
+    waiting = asyncio.ensure_future(anext(other, None))
+    await asyncio.sleep(0)
+    hub.close()
+    assert await waiting == b""
+    assert await anext(other, None) is None
+    assert not hub.is_watched
+
+
+async def test_stream_ends_with_the_login_of_its_page() -> None:
+    hub, logged_in = Hub(), [True]
+    page = cast("AsyncIterator[bytes]", hub.response(lambda: logged_in[0]).body_iterator)
+    await anext(page)
+    hub.publish("sample", 1)
+    assert await anext(page) == b"event: sample\ndata: 1\n\n"
+    logged_in[0] = False
+    hub.publish("sample", 2)
+    assert await anext(page, None) is None and not hub.is_watched
+
+
+async def test_pages_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_PAGES", 1)
+    full = Hub()
+    kept = opened(full)
+    await anext(kept)
+    with pytest.raises(ConsoleError) as refused:
+        full.response()
+    assert refused.value.status == 503
+
+
+async def test_rows_that_come_together_are_sent_together_and_only_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "COLLECT_SECONDS", 0.0)
+    hub = Hub()
+    collector = Collector(hub, "request")
+    page = opened(hub)
+    await anext(page)
+    made: list[int] = []
+
+    def maker(number: int) -> Callable[[], int | None]:
+        def make() -> int | None:
+            made.append(number)
+            return number if number % 2 else None
+
+        return make
+
+    last = 10 * live.MOST_COLLECTED
+    for number in range(last):
+        collector.add([maker(number)])
+    events = (await anext(page)).split(b"\n\n")[:-1]
+    assert made == list(range(last - live.MOST_COLLECTED, last))
+    assert len(events) == sum(number % 2 for number in made)
+
+
+async def test_nothing_is_made_while_nobody_looks() -> None:
+    def unwanted() -> None:
+        raise AssertionError("nobody looks")
+
+    collector = Collector(Hub(), "request")
+    collector.add([unwanted])
+    await asyncio.sleep(0)
+    assert not collector._waiting
