@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 
-TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy")
+TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy", "console")
 TWO = ("-n", "2", "--dist", "loadfile")
 AT_ONCE = {"runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
 """Engines would take the processor from each other; without them much of the time is waiting. Of those in
@@ -44,7 +44,7 @@ SECONDS = {
 SECONDS_PER_BYTE = 40e-6
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """The packages of this repository that have their own tests."""
-WITH_PROCESSES = {"runtime", "cpu", "e2e", "bare", "deploy"}
+WITH_PROCESSES = {"runtime", "cpu", "e2e", "bare", "deploy", "console"}
 """Tiers whose tests wait for processes, which a machine that loses seconds to its neighbours may stop at any
 moment. The last lines name what passed only when it ran alone: each is a test, or a product, to mend."""
 MOST_AGAIN = 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-SECONDS = {"runtime": 240, "contract": 300, "cpu": 600, "e2e": 600, "bare": 600}
+SECONDS = {"runtime": 240, "contract": 300, "cpu": 600, "e2e": 600, "bare": 600, "console": 300}
 """How long a test may take, with the start of what it shares with others: ends what hangs, nothing else."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

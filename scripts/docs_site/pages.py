@@ -45,6 +45,7 @@ NAVIGATION: dict[str, dict[str, str]] = {
         "deploy/**/*.md": "",
     },
     "Operate": {
+        "docs/console.md": "The web console",
         "docs/operate.md": "Operator commands",
         "docs/operations.md": "Troubleshooting",
         "docs/observability.md": "Metrics, alerts, traces",

@@ -15,6 +15,7 @@ from dynamo_vllm.cli.running.status import StatusOptions
 from dynamo_vllm.config import build, engine_rules
 from dynamo_vllm.config.options import (
     AdminOptions,
+    ConsoleOptions,
     ExportOptions,
     FrontendOptions,
     GatewayOptions,
@@ -31,6 +32,7 @@ from dynamo_vllm.config.options import (
     SleepOptions,
     WorkerOptions,
 )
+from dynamo_vllm.config.options.control import ChangeOptions, ControlOptions
 from dynamo_vllm.config.options.gateway.keys import (
     CreateKeyOptions,
     DatabaseOptions,
@@ -50,6 +52,7 @@ ENGINE_FLAGS = (
     "Every engine flag of vLLM is accepted too and passed on untouched; `vllm serve --help` lists them."
 )
 ADMIN = "[operate.md](operate.md) explains these commands; all of them take the options below."
+PROCESSES = "[operate.md](operate.md#processes-of-a-serve) explains it."
 LIKE_LORA = "It takes the options of `lora` too."
 SECTIONS: tuple[tuple[str, type, str], ...] = (
     (
@@ -63,6 +66,11 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
         "gateway",
         GatewayOptions,
         "[gateway.md](gateway.md) explains it. `serve` takes the group `gateway` too.",
+    ),
+    (
+        "console",
+        ConsoleOptions,
+        "[console.md](console.md) explains it. `serve` starts one, and takes the group `console` too.",
     ),
     (
         "export",
@@ -81,6 +89,10 @@ SECTIONS: tuple[tuple[str, type, str], ...] = (
         StatusOptions,
         "The URL may also be the first argument. [operate.md](operate.md) explains what it shows.",
     ),
+    ("processes", ControlOptions, PROCESSES),
+    ("restart", ChangeOptions, "`restart NAME`. " + PROCESSES),
+    ("drain", ChangeOptions, "`drain NAME`. " + PROCESSES),
+    ("scale", ChangeOptions, "`scale GROUP N`. " + PROCESSES),
     ("lora", AdminOptions, "`lora load NAME URI`, `lora unload NAME`, `lora list`. " + ADMIN),
     ("sleep", SleepOptions, LIKE_LORA),
     ("wake", AdminOptions, LIKE_LORA),

@@ -29,6 +29,8 @@ STOP_SECONDS = 10
 FIRST_TOKENS = {"model": MODEL_NAME, "prompt": [200, 201, 202], "max_tokens": 1, "temperature": 0}
 NO_PLUGINS = {"VLLM_PLUGINS": ""}
 """Ours registers a plugin in every vLLM of the environment; the others run without it."""
+NO_CONSOLE = {"DYN_VLLM_CONSOLE": "0"}
+"""No other server has such a process, and earlier figures are without it."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def ours_without_events(place: Place) -> tuple[Part, ...]:
 def our_serve(place: Place) -> tuple[Part, ...]:
     """Return the one command that a user types, for the cold start."""
     command = (place.python, "-m", "dynamo_vllm.cli.main", "serve", *place.engine_flags)
-    return (Part("serve", (*command, "--port", str(place.port), "--run-dir", str(place.folder / "run"))),)
+    command = (*command, "--port", str(place.port), "--run-dir", str(place.folder / "run"))
+    return (Part("serve", command, NO_CONSOLE),)
 
 
 def vllm_serve(place: Place) -> tuple[Part, ...]:

@@ -24,8 +24,8 @@ from docs_site.markdown import Block
 from generate import docs
 
 from dynamo_vllm.cli import bench, check
-from dynamo_vllm.cli.main import ADMIN, COMMANDS
-from dynamo_vllm.cli.running import admin, frontend_client, status
+from dynamo_vllm.cli.main import ADMIN, COMMANDS, PROCESSES
+from dynamo_vllm.cli.running import admin, deployment, processes, status
 from dynamo_vllm.cli.running.chat import ChatOptions
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config import build, checks, worker_plan
@@ -130,6 +130,8 @@ def understand(argv: list[str], folder: Path) -> None:
     module = COMMANDS[name][0]
     if module == ADMIN:
         read_admin(argv)
+    elif module == PROCESSES:
+        processes.understand(name, rest, {})
     elif name in READERS:
         READERS[name](rest, folder)
     else:
@@ -178,7 +180,7 @@ def read_status(argv: list[str], folder: Path) -> None:
 
 
 def read_chat(argv: list[str], folder: Path) -> None:
-    refuse(build.parse(ChatOptions, frontend_client.with_url_flag(argv), {}, "chat", "")[1])
+    refuse(build.parse(ChatOptions, deployment.with_url_flag(argv), {}, "chat", "")[1])
 
 
 def read_bench(argv: list[str], folder: Path) -> None:

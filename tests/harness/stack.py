@@ -39,6 +39,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         "DYN_FILE_KV": str(folder / "discovery"),
         "DYN_NAMESPACE": "dynamo",
         "DYN_VLLM_BIND_HOST": "127.0.0.1",
+        "DYN_VLLM_CONSOLE": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
         **hub,
@@ -128,12 +129,16 @@ class Stack:
         return environment(self.folder, **{**self.env, **(host.environment if host else {}), **more})
 
     def start_frontend(
-        self, *args: str, env: Mapping[str, str] | None = None, host: Host | None = None
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        host: Host | None = None,
+        name: str = "frontend",
     ) -> Process:
-        """A frontend; on another machine it is asked at that one's address."""
+        """A frontend; on another machine it is asked at that one's address. `name` is that of its log."""
         if host is not None:
             self.address = host.address
-        return self._start("frontend", ["frontend", "--port", str(self.port), *args], env, host)
+        return self._start(name, ["frontend", "--port", str(self.port), *args], env, host)
 
     def start_worker(
         self, *args: str, env: Mapping[str, str] | None = None, host: Host | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -68,6 +69,47 @@ def test_stages_over_two_client_processes_are_measured(
         assert stage["goodput"]["fraction"] == 1.0
         assert stage["processes"]["worker"]["tree_cpu_seconds"] >= stage["processes"]["worker"]["cpu_seconds"]
         assert stage["client"]["processes"] == 2
+
+
+def test_progress_is_told_to_programs(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake(token_ms=2, prefill_ms=20)
+    deployment.wait_ready()
+    words = ["--concurrency", "1,4", "--seconds", "2.5", "--output-tokens", "8", "--input-tokens", "16"]
+    done = bench(deployment.url, *words, "--progress", "json")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["c=1", "c=4"]
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    stages = [[one for one in told if one["number"] == number] for number in (1, 2)]
+    assert [stage[-1]["stage"] for stage in stages] == ["c=1", "c=4"]
+    for stage in stages:
+        assert len(stage) >= 3
+        assert [one["ended"] for one in stage] == [False] * (len(stage) - 1) + [True]
+        assert [one["ok"] for one in stage] == sorted(one["ok"] for one in stage)
+        last = stage[-1]
+        assert (last["failed"], last["in_flight"]) == (0, 0)
+        assert last["tokens"] == 8 * last["ok"] > 0
+        assert 19 < last["ttft_ms"]["p50"] <= last["ttft_ms"]["p99"]
+
+
+def test_progress_goes_to_the_descriptor_that_is_named(deployment: Stack, start_fake: StartFake) -> None:
+    start_fake()
+    deployment.wait_ready()
+    read_end, write_end = os.pipe()
+    words = ["--requests", "4", "--quiet", "--progress", "json", "--progress-fd", str(write_end)]
+    with open(read_end) as told:
+        done = subprocess.run(
+            command(deployment.url, *words),
+            pass_fds=[write_end],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        os.close(write_end)
+        (last,) = [json.loads(line) for line in told if '"ended": true' in line]
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert last["ok"] == 4
+    refused = bench(deployment.url, "--progress", "json", "--progress-fd", "77")
+    assert (refused.returncode, "--progress-fd 77 cannot be written" in refused.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ import pytest
 
 from harness import gateway as gateways
 from harness.gateway import Gateway
+from harness.processes import COMMAND
 from harness.waiting import until
 
 TOKENS = 150
@@ -71,6 +73,19 @@ def test_envoy_is_back_at_once_and_the_others_stay(gateway: Gateway) -> None:
     until("another Envoy", answers, every=0.02)
     print(f"answered {time.monotonic() - began:.2f} s after Envoy was killed")
     assert others == {gateway.control.pid, gateway.frontend.pid, *(worker.pid for worker in gateway.workers)}
+
+
+@pytest.mark.parametrize("name", ["gateway", "envoy"])
+def test_part_that_is_restarted_by_a_command_lets_a_stream_finish(name: str, gateway: Gateway) -> None:
+    seen: list[float] = []
+    words = [*COMMAND, "restart", name, "--run-dir", str(gateway.run_folder)]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stream, gateway, seen)
+        until("the first tokens", lambda: len(seen) > 3)
+        done = subprocess.run(words, env=dict(gateway.env), capture_output=True, text=True, timeout=120)
+        assert done.stdout.startswith(f"{name}: ready after "), done.stderr
+        assert running.result() == TOKENS
+    assert ask(gateway) == 200
 
 
 def test_what_was_used_is_still_known(gateway: Gateway) -> None:

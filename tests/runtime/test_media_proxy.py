@@ -152,6 +152,25 @@ async def test_picture_is_none_of_a_cards_files(server: BadServer) -> None:
     assert len(server.requests) == 1
 
 
+async def test_exports_go_to_their_receiver_alone(server: BadServer) -> None:
+    """Exactly this address and only by POST: no image URL reaches it, and no export anything else."""
+    url = server.file("/secret/v1/logs?name=x", b"")
+    made = Proxy(Reach(), [url.replace("http://127", "HTTP://127"), "https://otel.example/v1/traces"])
+    named = made.variables({})
+    body = bytes(200_000)
+    async with made.run(), httpx.AsyncClient(proxy=named["ALL_PROXY"], timeout=60) as asking:
+        assert (await asking.post(url, content=body)).status_code == 200
+        assert (await asking.get(url)).status_code == 403
+        assert (await asking.post(url + "y", content=body)).status_code == 403
+        assert (await asking.post(server.file("/other", b""), content=body)).status_code == 403
+    assert [request.split(b" ", 2)[:2] for request in server.requests] == [
+        [b"POST", b"/secret/v1/logs?name=x"]
+    ]
+    hosts = named["NO_PROXY"].split(",")
+    assert "127.0.0.1" not in hosts
+    assert "otel.example" in hosts  # a tunnel for TLS would be checked as one for images
+
+
 async def test_slow_pictures_keep_no_card_waiting(server: BadServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "MAX_IMAGES", 2)
     slow, card = server.serve("/slow.png", silent), server.file("/v1/metadata/config.json", b"{}")

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from dynamo_vllm.cli.running import prove
-from dynamo_vllm.cli.running.frontend_client import FrontendClient
 from dynamo_vllm.config.planes import EtcdAccess
+from dynamo_vllm.observe.frontend_client import FrontendClient
 from dynamo_vllm.serving.plane.etcd import Etcd
 from harness.planes import Planes, planes
 from harness.processes import COMMAND, free_port

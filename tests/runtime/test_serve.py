@@ -136,7 +136,13 @@ class Serve:
 
 def environment(folder: Path, mark: str = "") -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_"))}
-    return {**kept, "XDG_CACHE_HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", MARK: mark}
+    return {
+        **kept,
+        "XDG_CACHE_HOME": str(folder),
+        "CUDA_VISIBLE_DEVICES": "",
+        MARK: mark,
+        "DYN_VLLM_CONSOLE": "0",
+    }
 
 
 Start = Callable[..., Serve]

@@ -21,6 +21,7 @@ from dynamo_vllm.supervise.planning import plan as plans
 from dynamo_vllm.supervise.planning import tiers
 from dynamo_vllm.supervise.planning.gateway import taking_turns
 from dynamo_vllm.supervise.planning.process import COMMAND
+from dynamo_vllm.supervise.planning.workers import ENGINES_HERE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -196,8 +197,8 @@ def of_machine(wanted: Topology, gpus: bool) -> Workloads:
         if gpus and process.engines:
             ids = ids or [str(number) for number in range(process.engines)]
             workload = dataclasses.replace(workload, gpu_ids=tuple(ids))
-        elif engines := process.env.get(plans.ENGINES_HERE):  # the containers share the machine's memory
-            workload = dataclasses.replace(workload, env={plans.ENGINES_HERE: engines, **workload.env})
+        elif engines := process.env.get(ENGINES_HERE):  # the containers share the machine's memory
+            workload = dataclasses.replace(workload, env={ENGINES_HERE: engines, **workload.env})
         made.append(workload)
     return _all(plan, wanted, made, notes, None)
 

@@ -4,7 +4,9 @@ The Rust frontend (1.6.1) fetches the first 4 KB of each image URL, to count its
 worker has checked the URL. It applies a list of hosts only when it decodes images itself, and treats some
 private addresses as public. It obeys ALL_PROXY, so its requests go through here and follow the same rules as
 those of a worker. Without an image's size it routes by text alone. Files of a model card, which it fetches
-from a worker at an address from discovery, go through here too.
+from a worker at an address from discovery, go through here too, and so do its exports (spans, log lines and
+records of ended requests): NO_PROXY knows no ports, so a receiver's address there would open all of its
+machine to images.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dynamo_vllm.media.fetch import addresses
 from dynamo_vllm.media.fetch.addresses import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 
     from dynamo_vllm.media.fetch.addresses import Resolve
 
@@ -38,10 +40,13 @@ HEAD_SECONDS = 10.0
 IDLE_SECONDS = 60.0
 MAX_IMAGES = 256
 """Concurrent requests. Files of model cards are not counted: without them no new model is served."""
+MAX_EXPORT_BYTES = 16 << 20
+"""The largest batch of spans or records."""
 PROXIES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 _ENDPOINTS = (
     "HF_ENDPOINT",
     "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
@@ -57,8 +62,11 @@ _BROKEN_OFF = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, async
 class Proxy:
     """Listens from the beginning, so that its address can be put into the environment; `run` answers."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach, exports: Collection[str] = ()) -> None:
+        """`exports` are the addresses to which the frontend sends spans, log lines and records."""
         self._reach = reach
+        self._exports = {place(url) for url in exports if urlsplit(url).scheme == "http"}
+        self._tls_hosts = {urlsplit(url).hostname for url in exports if urlsplit(url).scheme == "https"}
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._password = secrets.token_urlsafe(16)
         """Other users of this machine must not send requests in the frontend's name."""
@@ -76,7 +84,8 @@ class Proxy:
         # HTTP_PROXY and HTTPS_PROXY would break the runtime's Kubernetes client, which does not support
         # proxies.
         url = f"http://media:{self._password}@127.0.0.1:{self._socket.getsockname()[1]}"
-        return {"ALL_PROXY": url, **dict.fromkeys(("NO_PROXY", "no_proxy"), no_proxy_hosts(environment))}
+        hosts = no_proxy_hosts(environment, (host for host in self._tls_hosts if host))
+        return {"ALL_PROXY": url, **dict.fromkeys(("NO_PROXY", "no_proxy"), hosts)}
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -100,10 +109,14 @@ class Proxy:
         with contextlib.closing(writer), contextlib.suppress(*_BROKEN_OFF), contextlib.ExitStack() as held:
             try:
                 async with asyncio.timeout(HEAD_SECONDS):
-                    request = await read_head(reader)
+                    request, connection = await read_head(reader)
                     self._check_password(request)
-                    host, port, head = target(request)
-                    if is_for_model_card(request):
+                    is_export = self._is_export(request)
+                    host, port, head = target(request, allow_post=is_export)
+                    if is_export:
+                        head += await read_body(connection, reader)
+                        there = await asyncio.open_connection(host, port)
+                    elif is_for_model_card(request):
                         there = await connect(host, port, _ANYWHERE, self._resolve_for_cards)
                     else:
                         held.enter_context(self._image_slot())
@@ -117,6 +130,12 @@ class Proxy:
                 with contextlib.closing(there[1]):
                     await _relay(head, (reader, writer), there)
             await writer.drain()
+
+    def _is_export(self, request: h11.Request) -> bool:
+        try:
+            return request.method == b"POST" and place(request.target.decode()) in self._exports
+        except ValueError:
+            return False
 
     @contextlib.contextmanager
     def _image_slot(self) -> Iterator[None]:
@@ -148,25 +167,44 @@ async def connect(host: str, port: int, reach: Reach, resolve: Resolve) -> Strea
     raise failure
 
 
-def no_proxy_hosts(environment: Mapping[str, str]) -> str:
+def place(url: str) -> tuple[str | None, int, str, str]:
+    """Return what two writings of the same address have in common; raise ValueError for a bad port."""
+    parts = urlsplit(url)
+    return parts.hostname, parts.port or 80, parts.path, parts.query
+
+
+def no_proxy_hosts(environment: Mapping[str, str], more: Iterable[str] = ()) -> str:
     """For NO_PROXY: hosts that the frontend uses for other things than images."""
     own = [environment.get(name, "") for name in _ENDPOINTS]
     named = [urlsplit(value if "//" in value else f"//{value}").hostname for value in own]
     given = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
     hub = [] if environment.get("HF_ENDPOINT") else ["huggingface.co", ".hf.co"]
-    return ",".join(dict.fromkeys(name for name in (*given.split(","), "localhost", *hub, *named) if name))
+    return ",".join(
+        dict.fromkeys(name for name in (*given.split(","), "localhost", *hub, *named, *more) if name)
+    )
 
 
-async def read_head(reader: asyncio.StreamReader) -> h11.Request:
-    """One request without a body."""
+async def read_head(reader: asyncio.StreamReader) -> tuple[h11.Request, h11.Connection]:
     connection = h11.Connection(h11.SERVER)
     while True:
         event = connection.next_event()
         if isinstance(event, h11.Request):
-            return event
+            return event, connection
         if event is not h11.NEED_DATA:
             raise h11.RemoteProtocolError("this is not a request")
         connection.receive_data(await reader.read(4096))
+
+
+async def read_body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    body = bytearray()
+    while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+        if isinstance(event, h11.Data):
+            body += event.data
+        elif event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(1 << 16))
+        if len(body) > MAX_EXPORT_BYTES or not (isinstance(event, h11.Data) or event is h11.NEED_DATA):
+            raise h11.RemoteProtocolError("this is not an export")
+    return bytes(body)
 
 
 def is_for_model_card(request: h11.Request) -> bool:
@@ -175,8 +213,9 @@ def is_for_model_card(request: h11.Request) -> bool:
     return path.startswith(b"/v1/metadata/") and b"user-agent" not in dict(request.headers)
 
 
-def target(request: h11.Request) -> tuple[str, int, bytes]:
+def target(request: h11.Request, allow_post: bool = False) -> tuple[str, int, bytes]:
     """Return the target and the request for it; no request if the client speaks TLS through the tunnel."""
+    methods = (b"GET", b"HEAD", b"POST") if allow_post else (b"GET", b"HEAD")
     is_tunnel = request.method == b"CONNECT"
     text = request.target.decode("ascii", "replace")
     try:
@@ -184,7 +223,7 @@ def target(request: h11.Request) -> tuple[str, int, bytes]:
         host, port = url.hostname, url.port
     except ValueError:
         raise h11.RemoteProtocolError("this is not a URL") from None
-    if not host or (not is_tunnel and (url.scheme != "http" or request.method not in (b"GET", b"HEAD"))):
+    if not host or (not is_tunnel and (url.scheme != "http" or request.method not in methods)):
         raise h11.RemoteProtocolError("this proxy only fetches images")
     if is_tunnel:
         return host, port or 443, b""
