@@ -9,9 +9,9 @@ endif
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
-TIERS := unit runtime contract cpu e2e bare deploy
+TIERS := unit runtime contract cpu e2e bare deploy console
 
-.PHONY: help venv venv-dev serve test test-long test-versions coverage $(TIERS:%=test-%) check fmt docs docs-serve bench-peers faults demo-models lock audit clean distclean
+.PHONY: help venv venv-dev serve test test-long test-versions coverage $(TIERS:%=test-%) check fmt docs docs-serve console console-pictures bench-peers faults demo-models lock audit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +26,8 @@ help:
 	@echo "make check                     lint, format, types, imports, generated docs, the site"
 	@echo "make fmt                       format and fix what can be fixed"
 	@echo "make docs                      write the generated docs and build the site into build/site"
+	@echo "make console                   build the web console's page from console/; needs node"
+	@echo "make console-pictures          take the pictures of docs/console.md from a running console; needs Chromium"
 	@echo "make docs-serve ARGS=8001      the same, and show it at http://127.0.0.1:8001"
 	@echo "make bench-peers ARGS='…'      ours beside vllm serve, upstream and others; ARGS=--help lists the options"
 	@echo "make faults RUNS=3 ONLY=…      attacks on a running serve, so often each; a table, and exit code 1 where one did harm"
@@ -75,6 +77,7 @@ check: venv-dev
 	PYTHONPATH=scripts $(BIN)/python -m generate.examples --check
 	PYTHONPATH=scripts $(BIN)/python -m generate.versions --check
 	@$(BIN)/python scripts/docs_site
+	@$(BIN)/python scripts/console_page.py --check
 
 fmt: venv-dev
 	$(BIN)/ruff check --fix .
@@ -90,6 +93,16 @@ docs: venv
 docs-serve: venv
 	PYTHONPATH=scripts $(BIN)/python -m generate.docs
 	@$(BIN)/python scripts/docs_site --serve $(ARGS)
+
+# Writes src/dynamo_vllm/console/assets, which are committed: who only runs or tests needs no node.
+console:
+	@$(PYTHON) scripts/console_page.py
+
+# Takes the pictures of docs/console.md, with vLLM on this machine's CPU; needs Chromium, and some minutes.
+console-pictures: export DYNAMO_VLLM_PICTURES = $(CURDIR)/docs/pictures
+console-pictures: export PYTEST_ARGS = -m long -k test_pictures $(ARGS)
+console-pictures: venv-dev
+	@$(BIN)/python scripts/test.py console
 
 bench-peers: venv
 	@$(BIN)/python scripts/peers $(ARGS)
@@ -112,4 +125,4 @@ clean:
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .versions .docs .bench
+	rm -rf .venv .versions .docs .bench console/node_modules
