@@ -158,7 +158,7 @@ function act(verb, asked) {
     const workers = overviewOf(options).workers.filter((worker) => asked.worker === null || worker.id === asked.worker);
     return workers.map((worker, i) =>
         i === 1
-            ? done(worker.id, "(409 wrong_state) this worker is paused", {}, false)
+            ? done(worker.id, "refused (409 wrong_state): this worker is paused", {}, false)
             : done(worker.id, `${verb}: done after 1.3 s`),
     );
 }

@@ -121,7 +121,7 @@ def test_action_says_what_it_did(opened: Open) -> None:
     page.click("dialog button.danger")
     page.wait_for_selector("dialog .results")
     assert "worker-1: clear_kv_blocks: done after 1.3 s" in page.inner_text("dialog")
-    assert "refused:" in page.inner_text("dialog .said.bad")
+    assert "refused (409" in page.inner_text("dialog .said.bad")
     page.click("dialog button:text-is('Close')")
     assert "clear_kv_blocks" in page.inner_text(".done")
     assert one.errors == []
