@@ -49,7 +49,7 @@ class Stage:
         self._late = 0.0
         self.answers: list[Answer] = []
         self.failed = 0
-        self.events = 0
+        self.tokens = 0
         self._reported = 0
 
     async def prepare(self) -> list[str]:
@@ -93,7 +93,7 @@ class Stage:
             ok,
             self.failed,
             self._client.in_flight,
-            self.events + self._client.events,
+            self.tokens + self._client.events,
             [answer.first - answer.sent for answer in new if answer.first and not answer.error],
         )
 
@@ -179,7 +179,7 @@ class Stage:
         answer.text = ""
         self.answers.append(answer)
         self.failed += bool(answer.error)
-        self.events += answer.events
+        self.tokens += answer.output_tokens or answer.events
 
     async def _warm_up(self, slots: int) -> list[str]:
         """Send requests that do not count; return their errors."""

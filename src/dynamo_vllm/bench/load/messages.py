@@ -62,7 +62,8 @@ class StageProgress(msgspec.Struct, frozen=True, tag=True):
     ok: int
     failed: int
     in_flight: int
-    events: int
+    tokens: int
+    """Of answered requests; of those in flight, the events so far: an event may bring several tokens."""
     first_tokens: list[float] = []
     """Seconds to the first token of requests that were answered since the last message."""
 

@@ -56,7 +56,7 @@ class ProgressJson:
 
     def _write_figures(self, parts: Iterable[StageProgress], has_ended: bool) -> None:
         now, seen = time.monotonic(), list(parts)
-        tokens = sum(part.events for part in seen)
+        tokens = sum(part.tokens for part in seen)
         passed = now - self._said
         self._write(
             {

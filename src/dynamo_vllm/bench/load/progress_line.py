@@ -69,7 +69,7 @@ class ProgressLine:
         ok, failed = sum(p.ok for p in seen), sum(p.failed for p in seen)
         text = (
             f"{self._name}: {seconds:.0f} s, {ok} ok, {failed} failed, "
-            f"{sum(p.in_flight for p in seen)} in flight, {sum(p.events for p in seen) / seconds:.0f} tok/s"
+            f"{sum(p.in_flight for p in seen)} in flight, {sum(p.tokens for p in seen) / seconds:.0f} tok/s"
         )
         if self._live:
             self._write(_CLEAR + text[: shutil.get_terminal_size().columns - 1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.bench.http.answers import Answer
 from dynamo_vllm.bench.http.stream_client import StreamClient
 from dynamo_vllm.bench.http.target import Target, parse_target
 from dynamo_vllm.bench.load import messages, stage_specs, trace
@@ -105,3 +106,11 @@ def test_urls(url: str, found: Target) -> None:
 def test_no_urls(url: str) -> None:
     with pytest.raises(ConfigError, match="write http://host:port"):
         parse_target(url)
+
+
+def test_progress_counts_tokens_where_an_event_brings_several() -> None:
+    (spec,) = stages()
+    stage = Stage(spec, StreamClient(parse_target("127.0.0.1"), "/", 1.0), 0, 1)
+    stage._keep(Answer(sent=1.0, events=2, output_tokens=8))
+    stage._keep(Answer(sent=1.0, events=2, error="cut off"))
+    assert stage.progress().tokens == 10
