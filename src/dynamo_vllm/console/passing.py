@@ -35,6 +35,7 @@ async def passed_on(request: Request, deployment: httpx.AsyncClient) -> Response
         raise ConsoleError(404, f"the console does not pass on {request.method} /v1/{path}")
     body = await read_body(request, BODY_BYTES, BODY_SECONDS)
     headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
+    headers["accept-encoding"] = "identity"  # the answer is passed on as it comes
     asked = deployment.build_request(request.method, f"/v1/{path}", content=body, headers=headers)
     try:
         answer = await deployment.send(asked, stream=True)

@@ -267,6 +267,7 @@ async def test_question_goes_to_the_deployment_without_our_cookie(console: Conso
     assert answer.headers["content-type"] == "text/event-stream"
     (seen,) = console.upstream.seen
     assert (seen.url.path, json.loads(seen.content)) == ("/v1/chat/completions", asked)
+    assert seen.headers["accept-encoding"] == "identity", "else a compressed answer could not be read"
     assert seen.headers["authorization"] == "Bearer k"
     assert not {"cookie", "x-console", "origin"} & set(seen.headers)
 
