@@ -72,7 +72,7 @@ def texts(server: sse.Server) -> list[Any]:
 async def test_closed_loop_keeps_as_many_in_flight_as_asked_and_no_more() -> None:
     peak = Peak()
     run, server = await ran(spec(concurrency=4, requests=20), peak)
-    assert (len(run.answers), run.failed, run.events) == (20, 0, 60)
+    assert (len(run.answers), run.failed, run.tokens) == (20, 0, 60)
     assert (peak.most, server.connections) == (4, 4)
     assert len({str(prompt) for prompt in texts(server)}) == 20
 
