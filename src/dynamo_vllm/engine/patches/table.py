@@ -22,6 +22,7 @@ from dynamo_vllm.engine.patches import (
     prometheus_folder,
 )
 from dynamo_vllm.engine.patches.cpu import (
+    amx,
     compiling,
     lora,
     nixl_cores,
@@ -55,6 +56,7 @@ PATCHES: tuple[Patch, ...] = (
     *compiling.PATCHES,
     *lora.PATCHES,
     *thread_count.PATCHES,
+    *amx.PATCHES,
     *omni_diffusion.PATCHES,
     *omni_store.PATCHES,
 )
