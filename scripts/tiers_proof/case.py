@@ -14,7 +14,7 @@ TOLERANCES = {
     "cuda": {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2},
 }
 """The largest difference of log-probabilities that another order of a batch makes, and some more."""
-WIDEST_TOLERANCE = {"cpu": 1e-4, "cuda": 0.2}
+WIDEST_TOLERANCE = 0.2
 """Up to which an engine without tiers may contradict itself: then the tolerance is as wide as that needs."""
 GQA_BLOCK_BYTES, VISION_BLOCK_BYTES = 131_072, 32_768
 """A block of 32 tokens of these models in float32."""

@@ -16,6 +16,8 @@ _SMALL_STEPS = {**_HYBRID, "max_num_batched_tokens": 32}
 _LORA = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 _NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 _BF16 = {"dtype": "bfloat16"}
+_CPU_MLA = {"block_size": 16, "attention_backend": "CPU_MLA"}
+"""Of processors with AMX vLLM prefers another one, which has no float32."""
 _SHORT = {"max_model_len": 256}
 _LORA_CASE: dict[str, Any] = {"adapters": True, "flags": _LORA, "on_gpu": _BF16}
 """On a GPU vLLM has no kernels for adapters in float32."""
@@ -53,8 +55,8 @@ _LAYOUTS = (
         "mla",
         "multi-head latent attention, as in DeepSeek",
         model="mla",
-        flags={"block_size": 16},
-        on_gpu={**_BF16, "block_size": 64},
+        flags=_CPU_MLA,
+        on_gpu={**_BF16, "block_size": 64, "attention_backend": None},
         refused_on=CPU,
     ),
     _case(
@@ -234,7 +236,7 @@ _QUICK = (
         "for CI: multi-head latent attention",
         quick,
         model="mla",
-        flags={"block_size": 16},
+        flags=_CPU_MLA,
         refused_on=CPU,
     ),
     _worker(

@@ -69,22 +69,25 @@ def add(total: Outcome, more: Outcome) -> None:
         setattr(total, name, getattr(total, name) + getattr(more, name))
 
 
-def contradiction(phases: Sequence[Phase], found: Mapping[str, Any], tolerance: float) -> str | None:
-    """Returns where an engine without tiers gives two answers to one question: it proves nothing then."""
-    known: dict[Ask, tuple[str, Any]] = {}
-    for phase, given in zip(phases, found["phases"], strict=True):
-        if phase.before is not None:
-            known.clear()
-        for ask in phase.asks:
-            answer = given["answers"].get(ask.name)
-            question = dataclasses.replace(ask, name="", max_tokens=0, prompt=tuple(ask.prompt))
-            if answer is None or ask.n > 1:
-                continue
-            before, first = known.setdefault(question, (phase.name, answer))
-            outcome = Outcome()
-            _compare_answers(ask.name, _shorter(first, answer), _shorter(answer, first), tolerance, outcome)
-            if outcome.wrong:
-                return f"{phase.name} and {before}: {outcome.wrong[0]}"
+def contradiction(asked: Sequence[tuple[Sequence[Phase], Mapping[str, Any]]], tolerance: float) -> str | None:
+    """Returns where engines without tiers give two answers to one question: they prove nothing then."""
+    known: dict[tuple[int, Ask], tuple[str, Any]] = {}
+    for phases, found in asked:
+        operations = 0
+        for phase, given in zip(phases, found["phases"], strict=True):
+            operations += phase.before is not None
+            for ask in phase.asks:
+                answer = given["answers"].get(ask.name)
+                question = dataclasses.replace(ask, name="", max_tokens=0, prompt=tuple(ask.prompt))
+                if answer is None or ask.n > 1:
+                    continue
+                before, first = known.setdefault((operations, question), (phase.name, answer))
+                outcome = Outcome()
+                _compare_answers(
+                    ask.name, _shorter(first, answer), _shorter(answer, first), tolerance, outcome
+                )
+                if outcome.wrong:
+                    return f"{phase.name} and {before}: {outcome.wrong[0]}"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tiers_proof.requests import Ask, Phase, Plan
+from tiers_proof.requests import Ask, Phase, Plan, in_other_orders
 
 TOPS = 5
 """The number of most probable tokens whose log-probabilities are kept for each token."""
@@ -18,8 +18,9 @@ def answers(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     llm = LLM(disable_log_stats=False, **given["flags"])
     engine = Engine(llm, given["adapters"])
     block = llm.llm_engine.vllm_config.cache_config.block_size
-    phases = [engine.run(phase) for phase in plan(block)[: given["last"]]]
-    return {"block": block, "bytes_per_block": engine.bytes_per_block(), "phases": phases}
+    phases = in_other_orders(plan(block)[: given["last"]], given["orders"])
+    found = [engine.run(phase) for phase in phases]
+    return {"block": block, "bytes_per_block": engine.bytes_per_block(), "phases": found}
 
 
 class Engine:

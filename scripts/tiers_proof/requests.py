@@ -142,3 +142,15 @@ def quick(block: int, **more: Any) -> list[Phase]:
         Phase(name="crowd", asks=crowd, together=True, aborts={"c1": 2}, loads=True),
         Phase(name="after all", asks=alone, loads=True),
     ]
+
+
+def in_other_orders(phases: Sequence[Phase], orders: int) -> list[Phase]:
+    """Adds each crowd again, in other orders: an engine then computes other requests together."""
+    found = list(phases)
+    crowds = [phase for phase in phases if phase.together and not phase.aborts]
+    for number in range(1, orders + 1):
+        for crowd in crowds:
+            asks = random.Random(number).sample(list(crowd.asks), len(crowd.asks))
+            name = f"{crowd.name}, order {number}"
+            found.append(dataclasses.replace(crowd, name=name, asks=asks, before=None))
+    return found

@@ -20,7 +20,7 @@ from dynamo_vllm.lora.registry import Registry
 from harness import metrics
 from tiers_proof import contents
 from tiers_proof.engines import TOPS
-from tiers_proof.requests import Ask, Phase, Plan
+from tiers_proof.requests import Ask, Phase, Plan, in_other_orders
 
 if TYPE_CHECKING:
     from dynamo_vllm.engine.vllm.engine import VllmEngine
@@ -53,8 +53,8 @@ async def _answers(plan: Plan, given: Mapping[str, Any], zygote: forking.Zygote)
     try:
         asking = Asking(engine, given)
         block = engine.llm.vllm_config.cache_config.block_size
-        phases = [await asking.run(phase) for phase in plan(block)[: given["last"]]]
-        return {"block": block, "phases": phases}
+        phases = in_other_orders(plan(block)[: given["last"]], given["orders"])
+        return {"block": block, "phases": [await asking.run(phase) for phase in phases]}
     finally:
         await engine.close()
 

@@ -360,6 +360,15 @@ def test_a_limit_that_is_too_small_is_refused_at_the_start(tmp_path: Path) -> No
         spec.get_manager()
 
 
+def test_host_memory_for_less_than_four_blocks_is_refused_with_what_works(tmp_path: Path) -> None:
+    for chunks in (0, 3):
+        given = config(tmp_path, host_chunks=chunks)
+        given.extra_config["cpu_bytes_to_use"] += 100
+        with pytest.raises(ValueError, match=r"gives each engine \d+ bytes .* give at least 0\.001 GB"):
+            OffloadingSpecFactory.create_spec(given)
+    assert OffloadingSpecFactory.create_spec(config(tmp_path, host_chunks=4))
+
+
 def test_host_memory_does_not_outlive_an_engine_whose_disk_tier_did_not_start(tmp_path: Path) -> None:
     """The worker has mapped it before, and left its name to the scheduler."""
     spec = OffloadingSpecFactory.create_spec(config(tmp_path, disk_chunks=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,3 +48,46 @@ def test_hits_are_told_apart_where_vllm_does(
     found = part(extra).figures()
     assert [figures.hit_tokens for figures in found] == hits
     assert [(figures.used_bytes, figures.read_bytes) for figures in found] == [(None, 0)] * len(hits)
+
+
+@pytest.mark.parametrize("paused", [0.0, 1.0])
+def test_paused_disk_is_told(monkeypatch: pytest.MonkeyPatch, paused: float) -> None:
+    counted = {("vllm:kv_offload_disk_paused", ""): paused}
+    monkeypatch.setattr(prometheus, "totals", lambda names, label: counted)
+    assert [(one.tier, one.is_paused) for one in part(DISK).figures()] == [
+        ("host", False),
+        ("disk", paused > 0),
+    ]
+
+
+class Answers:
+    """An AsyncLLM that has these answers from its own cache, and from its tiers."""
+
+    def __init__(self, own: list[int], from_tiers: list[int]) -> None:
+        self._own, self._from_tiers = iter(own), iter(from_tiers)
+
+    async def generate(self, prompt: Any, params: Any, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        answers = self._from_tiers if params.skip_reading_prefix_cache else self._own
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[next(answers)])], num_cached_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("own", "from_tiers", "is_same"),
+    [
+        ([1, 1], [1], True),
+        ([1, 2], [2], True),
+        ([1, 1, 1], [2, 1], True),
+        ([1, 1, 2], [2, 2], True),
+        ([1] * 9, [2] * 9, False),
+    ],
+    ids=["equal", "as again", "other once", "own differs too", "always other"],
+)
+async def test_another_answer_counts_if_it_stays_another(
+    own: list[int], from_tiers: list[int], is_same: bool
+) -> None:
+    llm: Any = Answers(own, from_tiers)
+    facts: Any = SimpleNamespace(
+        context_length=100, vocab_size=400, block_size=32, data_parallel_start_rank=0
+    )
+    proof = await tiers.VllmTiers(llm, facts, {"host": 1000}).prove(0)
+    assert (proof.tier_tokens, proof.is_same) == (32, is_same)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from http import HTTPStatus
 from typing import Any
 
@@ -38,6 +39,37 @@ async def test_second_profile_is_refused_as_the_workers_state_not_as_a_failure()
     assert refused.value.status == 409
     with pytest.raises(EngineRequestFailed, match="no room"):
         await control(RuntimeError("no room")).do(base.StartProfile(None))
+
+
+class Emptied:
+    """An AsyncLLM that notes which caches it is asked to empty."""
+
+    def __init__(self, *answers: bool) -> None:
+        self._answers = iter(answers)
+        self.with_connector: list[bool] = []
+
+    async def reset_prefix_cache(self, *, reset_connector: bool) -> bool:
+        self.with_connector.append(reset_connector)
+        return next(self._answers)
+
+
+@pytest.mark.parametrize(
+    ("answers", "with_tiers", "asked"),
+    [
+        ((True, True), True, [False, True]),
+        ((True,), False, [False]),
+        ((False,), True, [False]),
+        ((True, False), True, [False, True]),
+    ],
+)
+async def test_tiers_are_emptied_only_after_the_engines_own_cache(
+    answers: tuple[bool, ...], with_tiers: bool, asked: list[bool]
+) -> None:
+    llm: Any = Emptied(*answers)
+    reset = Control(llm).do(base.ResetCache(frozenset({"prefix"}), with_tiers=with_tiers))
+    with contextlib.nullcontext() if all(answers) else pytest.raises(WrongState, match="in use"):
+        await reset
+    assert llm.with_connector == asked
 
 
 @pytest.mark.skipif(is_within(vllm.__version__, "<0.32"), reason="older ones ignore a second start")

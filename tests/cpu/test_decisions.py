@@ -71,7 +71,7 @@ def waves() -> list[list[tuple[list[int], int]]]:
     [
         pytest.param((), True, id="caches grow"),
         pytest.param(
-            ("--num-gpu-blocks-override", "64"), False, id="blocks are evicted", marks=pytest.mark.long
+            ("--num-gpu-blocks-override", "66"), False, id="blocks are evicted", marks=pytest.mark.long
         ),
     ],
     indirect=["followed"],

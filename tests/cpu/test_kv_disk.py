@@ -145,32 +145,48 @@ def test_texts_are_the_same_from_disk_beside_other_models_and_after_a_kill(
         assert served.texts() == cold and served.read_bytes() == 0
         until("all is stored", lambda: len(served.files()) == whole)
         assert served.texts() == cold and served.read_bytes() == whole * CHUNK_BYTES
-        # While it lives its files stay, and nobody else may take them for their own.
+        (own,) = files_by_kind(served)
+        # Its files stay, and nobody else may take them for their own.
         kinds: dict[str, tuple[Path, dict[str, str]]] = {
             "weights": (other_weights(model, tmp_path / "model"), {}),
             "block size": (model, {"block_size": "64"}),
         }
         if has_bfloat16():
             kinds["dtype"] = (model, {"dtype": "bfloat16"})
-        for name, (other, flags) in kinds.items():
-            texts = texts_beside(warm, other, disk, tmp_path / name, flags)
-            assert (texts == cold[:4]) is (name == "block size")
+        for count, (name, (other, flags)) in enumerate(kinds.items(), 2):
+            texts = texts_beside(warm, other, disk, tmp_path / name, flags, count)
+            if name != "dtype":  # rounding may change the texts, or not
+                assert (texts == cold[:4]) is (name == "block size")
         end(served)
         again = started(made, warm, model, disk)
         assert again.texts() == cold and again.read_bytes() == whole * CHUNK_BYTES
-        assert again.worker.metric(STORED) == whole == len(again.files())
-        assert len(again.lines("removed files of")) == 1
+        assert again.worker.metric(STORED) == whole == len(files_by_kind(again)[own])
+        # Workers of the other kinds may be about to start again too.
+        assert len(files_by_kind(again)) == 1 + len(kinds)
 
 
-def texts_beside(warm: Zygote, model: Path, disk: Path, folder: Path, flags: dict[str, str]) -> list[str]:
-    """Returns some texts of another model that has its files on the same disk; it must read none of them."""
+def files_by_kind(served: Served) -> dict[Path, list[Path]]:
+    """Returns the files on disk by the fingerprints of their engines."""
+    found: dict[Path, list[Path]] = {}
+    for path in served.files():
+        found.setdefault(path.parents[3], []).append(path)
+    return found
+
+
+def texts_beside(
+    warm: Zygote, model: Path, disk: Path, folder: Path, flags: dict[str, str], count: int
+) -> list[str]:
+    """Returns some texts of another model that has its files on the same disk; it must read none of them.
+
+    It is the `count`th kind of engine there.
+    """
     folder.mkdir()
     with stack(folder) as made:
         made.start_frontend()
         served = started(made, warm, model, disk, **flags)
         texts = [served.text(number) for number in range(4)]
         assert served.read_bytes() == 0
-        until("it has its own", lambda: len({path.parents[3] for path in served.files()}) == 2)
+        until("it has its own", lambda: len(files_by_kind(served)) == count)
         end(served)
         return texts
 
@@ -227,7 +243,7 @@ def test_a_hanging_disk_delays_one_prompt(faulty: Served, cold: list[str]) -> No
         os.mkfifo(path)  # nobody writes: reading waits for ever
     assert faulty.texts() == cold
     assert faulty.worker.metric(PAUSED) == 1 and faulty.worker.metric(FAILURES, reason="slow") == 1
-    assert len(faulty.lines("next try in")) == 1 and "no answer" in faulty.lines("next try in")[0]
+    assert len(faulty.lines("next try in")) == 1 and "took more than 5 s" in faulty.lines("next try in")[0]
 
     def released() -> bool:
         for path in pipes:

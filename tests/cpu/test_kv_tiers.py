@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tiers_proof.case import TOLERANCES
 from tiers_proof.cases import BY_NAME
 from tiers_proof.proof import Proof
 from tiers_proof.rows import Row
@@ -43,6 +44,7 @@ def test_answers_are_equal(proof: Proof, case: str, tier: str) -> None:
     found = row(proof, case, tier)
     assert found.verdict == "equal", found.text()
     assert found.outcome is not None and found.outcome.loaded > 500, found.text()
+    assert found.outcome.tolerance == TOLERANCES["cpu"]["float32"], found.text()
 
 
 @pytest.mark.parametrize(

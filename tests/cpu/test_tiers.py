@@ -92,6 +92,20 @@ def test_cleared_cache_is_cleared_in_the_tier_too(keeping: Stack) -> None:
         assert [[answer.choices[0].text] for answer in found] == before
 
 
+def test_refused_clear_leaves_the_tier_as_it_is(keeping: Stack) -> None:
+    (worker,) = keeping.workers
+    texts(keeping, EVERY)  # the first is now only in the tier
+    settled(worker)
+    with keeping.openai.completions.with_streaming_response.create(
+        model="tiny", prompt=EVERY[7], max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+    ):
+        until("a running request", lambda: worker.busy() == 1)
+        refused = worker.admin("clear_kv_blocks").json()
+        assert (refused["status"], "in use" in refused["message"]) == ("error", True)
+    until("an idle engine", lambda: worker.busy() == 0)
+    assert cached(ask(keeping, EVERY[0])) >= TOKENS - BLOCK_TOKENS
+
+
 def test_tier_that_is_being_filled_can_be_cleared_again_and_again(
     warm: Zygote, model: Path, tmp_path: Path
 ) -> None:
@@ -142,6 +156,20 @@ def test_restarted_worker_finds_its_caches_on_disk_unless_they_were_cleared(
             if clears:
                 assert worker.admin("clear_kv_blocks").status_code == 200
             end(made, worker)
+
+
+def test_worker_whose_disk_is_lost_starts_and_computes(
+    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
+) -> None:
+    wanted = texts(one_worker, EVERY[:2])
+    with stack(tmp_path) as made:
+        made.start_frontend()
+        worker = warm.start_worker(made, model, *SMALL, "--kv-offload-disk", "/proc/lost:1")
+        made.wait_ready(120)
+        assert texts(made, EVERY[:2]) == wanted
+        lines = worker.log.read_text().splitlines()
+        assert sum("--kv-offload-disk /proc/lost:1" in line for line in lines) == 1
+        until("it is paused", lambda: worker.metric("vllm:kv_offload_disk_paused") == 1)
 
 
 def test_adapter_replaced_across_a_restart_is_not_answered_from_the_old_ones_disk(

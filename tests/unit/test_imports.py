@@ -43,6 +43,7 @@ LEVELS = {
     "errors": 0,
     "forking": 0,
     "ports": 0,
+    "host_memory": 0,
     "__init__": 0,
 }
 # Within level 0: what the others are written with.
@@ -55,6 +56,8 @@ WITHIN_LEVEL_0 = {
     ("wire_transcription", "errors"),
     ("wire_transcription", "wire"),
     ("config", "errors"),
+    ("config", "host_memory"),
+    ("host_memory", "errors"),
     ("ports", "errors"),
 }
 # Importing vLLM takes 10 s, the runtime 0.2 s: only these may.

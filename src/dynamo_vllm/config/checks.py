@@ -70,6 +70,7 @@ LOCAL_RULES: tuple[object, ...] = (
     connectors.connector_is_installed,
     kv_tiers.tier_fits_memory,
     kv_tiers.tier_fits_shared_memory,
+    kv_tiers.disk_is_no_file,
     kv_tiers.tier_fits_disk,
     frontend.certificate_is_there,
     serving.gateway_certificate_is_there,
@@ -95,14 +96,16 @@ ROUTING_RULES = bench_local.ROUTING_RULES
 SCALE_RULES = bench_local.SCALE_RULES
 
 
-def check_worker(plan: WorkerPlan, *, elsewhere: bool = False) -> None:
+def check_worker(plan: WorkerPlan, *, elsewhere: bool = False, starts: bool = False) -> None:
     """Reject what cannot work, before anything heavy is imported.
 
-    A worker that will run `elsewhere` needs no packages and no files here.
+    A worker that will run `elsewhere` needs no packages and no files here. One that `starts` may do so again
+    after its disk for KV caches was lost, and can do without.
     """
     check_runtime(plan.options)
+    left_out = (*(LOCAL_RULES if elsewhere else ()), *(kv_tiers.STATES if starts else ()))
     for rule in WORKER_RULES:
-        if not (elsewhere and rule in LOCAL_RULES):
+        if rule not in left_out:
             rule(plan.options, plan.flags)
 
 

@@ -244,6 +244,8 @@ class TierFigures:
     read_seconds: float
     written_bytes: int
     written_seconds: float
+    is_paused: bool = False
+    """True while a disk has failed or is full; prompts are then computed, or nothing more is stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -154,7 +156,7 @@ def identity(
 
 def this_machine(proc: str = "/proc") -> dict[str, object]:
     """Returns the versions of packages that compute, and what they compute on."""
-    packages = {}
+    packages = {"dynamo-vllm": __version__}  # our patches and defaults
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             packages[name] = metadata.version(name)

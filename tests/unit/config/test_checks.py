@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import threading
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +39,7 @@ from dynamo_vllm.config.options.gateway.keys import (
     TenantOptions,
 )
 from dynamo_vllm.config.options.gateway.usage import UsageOptions
-from dynamo_vllm.config.options.kv_cache import DiskSpace
+from dynamo_vllm.config.options.kv_cache import OWN_FOLDER, DiskSpace
 from dynamo_vllm.config.rules import (
     admin,
     bench_local,
@@ -178,7 +183,7 @@ WORKER = [
     (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", ":5"], ":5 is not PATH:GB"),
     (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", "/mnt/kv:5GB"], "is not PATH:GB"),
     (kv_tiers.disk_is_a_folder_and_a_size, ["--kv-offload-disk", "/mnt/kv:inf"], "is not PATH:GB"),
-    (kv_tiers.tier_fits_disk, ["--kv-offload-disk", f"{__file__}/kv:5"], "is not a folder; name one"),
+    (kv_tiers.disk_is_no_file, ["--kv-offload-disk", f"{__file__}/kv:5"], "is not a folder; name one"),
     (kv_tiers.tier_fits_disk, ["--kv-offload-disk", "/tmp/kv:1e9"], "/tmp/kv:1e+09 does not fit"),
     (
         kv_tiers.tiers_are_of_roles_that_keep_caches,
@@ -698,6 +703,12 @@ WORKER = [
         "--custom-jinja-template cannot be combined with --mm-prompt-template",
     ),
     (worker_rules.model_is_named, ["--model="], "--model is missing"),
+    (
+        worker_rules.name_fits_the_frontends_cache,
+        ["--served-model-name", "n" * 256, "short"],
+        "has 256 characters, and frontends take 255; give a shorter one first",
+    ),
+    (worker_rules.name_fits_the_frontends_cache, ["--model=/" + "m/" * 140], "add --served-model-name NAME"),
     (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=s3://bucket/m"], "copy the model into a folder"),
     (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=/m/chat-Q4.gguf"], "is a GGUF file"),
     (worker_rules.model_is_a_folder_or_a_hub_id, ["--model=team/chat-GGUF:Q4_K_M"], "a GGUF repository"),
@@ -1026,19 +1037,84 @@ def test_tier_in_a_small_container_is_refused_with_the_way_out(
 def test_disk_with_less_room_is_told_unless_earlier_caches_fill_it(tmp_path: Path) -> None:
     free_gb = shutil.disk_usage(tmp_path).free // 10**9
     large = DiskSpace(str(tmp_path / "kv"), free_gb + 10)
-    assert "GB are free there" in (kv_tiers.shortage(large) or "")
-    assert kv_tiers.shortage(DiskSpace(large.path, 0.001)) is None
+    assert "GB are free there" in (kv_tiers.disk_warning(large) or "")
+    assert kv_tiers.disk_warning(DiskSpace(large.path, 0.001)) is None
     (tmp_path / "kv").mkdir()
-    assert kv_tiers.shortage(large) is not None
+    assert kv_tiers.disk_warning(large) is not None
     (tmp_path / "kv" / "caches").mkdir()
-    assert kv_tiers.shortage(large) is None
+    assert kv_tiers.disk_warning(large) is None
 
 
-def test_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+def failing(name: str, code: int) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), name)
+
+    return call
+
+
+@dataclass
+class LostDisk:
+    """What the system says of a disk that is not as it was."""
+
+    patched: str
+    by: Callable[..., object]
+    said: str
+
+
+LOST_DISKS = {
+    "of root": LostDisk("os.access", lambda path, mode: False, "cannot be written; name another folder"),
+    "behind another user's folder": LostDisk(
+        "pathlib.Path.exists", failing("/mnt", errno.EACCES), "Permission denied: '/mnt'; check that the disk"
+    ),
+    "unreadable": LostDisk("shutil.disk_usage", failing("/mnt/kv", errno.EIO), "Input/output error"),
+    "too small": LostDisk(
+        "shutil.disk_usage", lambda path: SimpleNamespace(total=9, free=9), "the whole disk has 0 GB"
+    ),
+}
+
+
+@pytest.mark.parametrize("lost", LOST_DISKS.values(), ids=LOST_DISKS)
+def test_lost_disk_is_refused_before_a_start_and_only_told_at_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lost: LostDisk
+) -> None:
     plan = worker(["--kv-offload-gb", "0.1", "--kv-offload-disk", f"{tmp_path}/new/folder:0.1"])
-    assert f"{tmp_path} cannot be written" in (refusal(lambda: checks.check_worker(plan)) or "")
-    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(lost.patched, lost.by)
+    said = refusal(lambda: checks.check_worker(plan)) or ""
+    assert said.startswith(f"--kv-offload-disk {plan.options.kv_disk}") and lost.said in said
+    checks.check_worker(plan, starts=True)
+    assert plan.options.kv_disk is not None and kv_tiers.disk_warning(plan.options.kv_disk) == said
+    assert os.listdir(tmp_path) == []
+
+
+def test_disk_that_hangs_is_refused_before_a_start_and_only_told_at_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(kv_tiers, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(kv_tiers, "_nearest", lambda disk: Path("/" if released.wait(60) else "?"))
+    plan = worker(["--kv-offload-gb", "0.1", "--kv-offload-disk", f"{tmp_path}:0.1"])
+    try:
+        assert "no answer for 0.1 s; check that the disk" in (
+            refusal(lambda: checks.check_worker(plan)) or ""
+        )
+        checks.check_worker(plan, starts=True)
+    finally:
+        released.set()
+
+
+def test_file_in_place_of_the_disk_is_always_refused(tmp_path: Path) -> None:
+    plan = worker(["--kv-offload-gb", "0.1", "--kv-offload-disk", f"{__file__}/kv:0.1"])
+    assert "is not a folder; name one" in (refusal(lambda: checks.check_worker(plan, starts=True)) or "")
+
+
+def test_our_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    plan = worker(["--kv-offload-gb", "0.1", "--kv-offload-disk", f"{tmp_path}:0.1"])
+    theirs = tmp_path / OWN_FOLDER
+    theirs.mkdir(mode=0o700)
+    checks.check_worker(plan)
+    theirs.chmod(0o777)
+    said = refusal(lambda: checks.check_worker(plan)) or ""
+    assert f"{theirs} may belong to another user; remove it, or name another folder" in said
 
 
 @pytest.mark.parametrize(("rule", "argv", "message"), FRONTEND, ids=named)
@@ -1355,6 +1431,8 @@ def test_every_rule_has_a_case() -> None:
         ["--endpoint", "dyn://a.b.c"],
         ["--omni", "--no-kv-events", "--connector", "none", "--nnodes", "1", "--node-rank", "0", "-tp", "2"],
         ["--endpoint-types", "completions"],
+        ["--served-model-name", "n" * 255, "alias" * 100],
+        ["--served-model-name", "é" * 300 + "n" * 255],
         ["--drain-seconds", "0"],
         ["--engine", "fake", "--fake-engine", "{}"],
         ["--load-format", "dummy", "--max-model-len", "-1", "--enforce-eager"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_vllm.kv import model_identity
 from dynamo_vllm.kv.model_identity import identity, this_machine
 
 MACHINE: dict[str, object] = {"packages": {"vllm": "1.0", "torch": "2.0"}, "gpus": ["H200"], "cpu": {}}
@@ -258,3 +259,10 @@ def test_a_machine_is_known_by_what_computes(tmp_path: Path) -> None:
 
 def test_this_machine_is_the_same_again() -> None:
     assert this_machine() == this_machine() and this_machine()["packages"]
+
+
+def test_another_version_of_ours_is_another_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its patches and defaults may be others."""
+    before = this_machine()
+    monkeypatch.setattr(model_identity, "__version__", "0.0.1")
+    assert this_machine() != before

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import rerun
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,37 +64,50 @@ def test_it():
 """
 
 
+def run(tiers: ModuleType, folder: Path, arguments: list[str], tries: int) -> str:
+    def pytest(more: Sequence[str]) -> int:
+        return int(tiers.run_pytest([folder], more))
+
+    return rerun.run(pytest, (), arguments, folder / "cache", tries)
+
+
 def test_failure_that_is_gone_when_run_alone_is_named(
     tiers: ModuleType, ini: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
     (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
-    result = tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 2)
+    result = run(tiers, tmp_path, ini, 2)
     assert result == "passed; only when run alone: test_once.py::test_it"
     assert "1 failed, 1 passed" in capfd.readouterr().out
 
 
 def test_failure_stays_one(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
-    assert tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 1) == "FAILED"
+    assert run(tiers, tmp_path, ini, 1) == "FAILED"
     (tmp_path / "test_always.py").write_text("def test_it():\n    assert False\n")
-    assert tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 2) == "FAILED twice"
+    assert run(tiers, tmp_path, ini, 2) == "FAILED twice"
 
 
 def test_many_failures_are_not_run_again(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_many.py").write_text(
-        "\n".join(f"def test_{number}():\n    assert False\n" for number in range(4))
+        "\n".join(f"def test_{number}():\n    assert False\n" for number in range(rerun.MOST_AGAIN + 1))
     )
-    assert tiers.run_folders([tmp_path], tmp_path / "cache", (), ini, 2) == "FAILED"
+    assert run(tiers, tmp_path, ini, 2) == "FAILED"
 
 
 def test_failure_in_any_part_is_seen(
-    tiers: ModuleType, ini: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiers: ModuleType,
+    ini: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     passing, failing = tmp_path / "test_passing.py", tmp_path / "test_failing.py"
     passing.write_text("def test_it():\n    pass\n")
     failing.write_text("def test_it():\n    assert False\n")
-    arguments = ["-p", "no:cacheprovider", *ini]
-    assert tiers.run_parts([[passing], [failing]], arguments) == {0, 1}
+    monkeypatch.setattr(tiers, "ROOT", tmp_path)
+    assert tiers.run_parts([[passing], [failing]], ini, 1) == "FAILED"
     said = capfd.readouterr().out
     assert "1 passed" in said and "1 failed" in said
+    failing.write_text(ONCE)
+    assert tiers.run_parts([[passing], [failing]], ini, 2) == f"{rerun.ALONE}test_failing.py::test_it"

@@ -10,7 +10,7 @@ import pytest
 from tiers_proof import page
 from tiers_proof.cases import BROKEN_ON_GPU, BY_NAME, CASES, FIRST_ON_GPU
 from tiers_proof.compare import compare, contradiction
-from tiers_proof.requests import Ask, Phase, everyday
+from tiers_proof.requests import Ask, Phase, everyday, in_other_orders
 from tiers_proof.rows import Row, Table, load
 
 TOLERANCE = 1e-3
@@ -76,11 +76,32 @@ def test_engine_that_contradicts_itself_proves_nothing() -> None:
     def twice(tokens: list[int], logprobs: list[float]) -> dict[str, Any]:
         return {"phases": [*RIGHT["phases"], *told(tokens, logprobs)["phases"]]}
 
-    assert contradiction(phases, twice([5, 6], [-1.0, -2.0]), TOLERANCE) is None
-    assert contradiction(phases, twice([5], [-1.0]), TOLERANCE) is None, "it may be shorter"
-    assert contradiction(phases, twice([5, 6], [-1.0, -2.1]), TOLERANCE) is not None
+    assert contradiction([(phases, twice([5, 6], [-1.0, -2.0]))], TOLERANCE) is None
+    assert contradiction([(phases, twice([5], [-1.0]))], TOLERANCE) is None, "it may be shorter"
+    assert contradiction([(phases, twice([5, 6], [-1.0, -2.1]))], TOLERANCE) is not None
     phases[1] = dataclasses.replace(PHASE, before="other-weights")
-    assert contradiction(phases, twice([5, 6], [-1.0, -2.1]), TOLERANCE) is None
+    assert contradiction([(phases, twice([5, 6], [-1.0, -2.1]))], TOLERANCE) is None
+
+
+def test_two_engines_that_contradict_each_other_prove_nothing() -> None:
+    first, other = ([PHASE], RIGHT), ([PHASE], told([5, 6], [-1.0, -2.1]))
+    assert contradiction([first, first], TOLERANCE) is None
+    assert contradiction([first, other], TOLERANCE) is not None
+
+
+def test_crowd_is_asked_again_in_other_orders() -> None:
+    asks = [Ask(name=str(number), prompt=[number]) for number in range(9)]
+    crowd = Phase(name="crowd", asks=asks, together=True, before="clear")
+    aborted = dataclasses.replace(crowd, name="aborted", aborts={"1": 1})
+    alone = dataclasses.replace(crowd, name="alone", together=False)
+    given = [crowd, aborted, alone]
+    *same, one, other = in_other_orders(given, 2)
+    assert same == given
+    for phase in (one, other):
+        assert phase.before is None and phase.together
+        assert sorted(ask.name for ask in phase.asks) == [ask.name for ask in asks]
+    assert asks != one.asks != other.asks != asks
+    assert in_other_orders(given, 0) == given
 
 
 def test_an_answer_that_is_missing_is_wrong() -> None:

@@ -107,7 +107,7 @@ def _tiers(workers: Iterable[Worker]) -> Iterator[Sequence[object]]:
             total, used, hits = (tier.get(name) for name in ("bytes", "used_bytes", "hit_tokens"))
             yield (
                 worker.number,
-                tier.get("tier"),
+                f"{tier.get('tier')}, paused" if tier.get("is_paused") else tier.get("tier"),
                 size(total or 0),
                 NOTHING if used is None or not total else _percent(used / total),
                 NOTHING if hits is None else hits,

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.cli.process import ask_quietly
-from dynamo_vllm.cli.running.prove import FAILED, OK, SKIPPED, ProofStep
+from dynamo_vllm.cli.running.prove import FAILED, NOT_PROVEN, OK, SKIPPED, ProofStep
 from dynamo_vllm.config import runtime_env
 from dynamo_vllm.observe import worker_names
 from dynamo_vllm.serving.admin import client as admin_client
@@ -37,19 +37,23 @@ def prove(options: FindOptions, environment: Mapping[str, str]) -> list[ProofSte
 async def _ask(options: FindOptions) -> list[ProofStep]:
     try:
         async with admin_client.Workers(options) as workers:
-            having = [i for i, reply in (await workers.ask_all("status")).items() if reply.get("tiers")]
+            told = await workers.ask_all("status")
+            having: dict[int, Any] = {i: reply["tiers"] for i, reply in told.items() if reply.get("tiers")}
             if not having:
                 reason = "no worker has tiers of KV caches; --kv-offload-gb gives it some"
                 return [ProofStep(NAME, SKIPPED, reason)]
             names = worker_names.short(workers.found)
             replies = await asyncio.gather(*(workers.ask(instance, "prove_tiers") for instance in having))
-            return [step(names.get(i, str(i)), reply) for i, reply in zip(having, replies, strict=True)]
+            return [
+                step(names.get(i, str(i)), reply, any(tier.get("is_paused") for tier in tiers))
+                for (i, tiers), reply in zip(having.items(), replies, strict=True)
+            ]
     except admin_client.NoWorkers as exc:
         return [ProofStep(NAME, SKIPPED, str(exc))]
 
 
-def step(worker: str, reply: Mapping[str, Any]) -> ProofStep:
-    """Judge what one worker has found out."""
+def step(worker: str, reply: Mapping[str, Any], is_paused: bool = False) -> ProofStep:
+    """Judge what one worker has found out; `is_paused` says that its disk has failed or is full."""
     if reply.get("status") != "success":
         return ProofStep(NAME, FAILED, f"{worker}: {reply.get('message')}")
     ranks = reply["ranks"]
@@ -61,4 +65,7 @@ def step(worker: str, reply: Mapping[str, Any]) -> ProofStep:
         )
     if not all(rank["is_same"] for rank in ranks):
         return ProofStep(NAME, FAILED, f"{figure}, with another answer", "turn the tiers off and report it")
+    if is_paused:
+        hint = "its disk has failed or is full; the worker's log says more"
+        return ProofStep(NAME, NOT_PROVEN, f"{figure}, with the same answer, but its disk is paused", hint)
     return ProofStep(NAME, OK, f"{figure}, with the same answer")

@@ -9,6 +9,8 @@ from dynamo_vllm.config.options.requests import RequestOptions
 
 OFFLOAD_GB = 5.0
 """Host memory for KV caches that leave an engine, unless the user sizes it."""
+OWN_FOLDER = "dynamo-vllm-kv"
+"""Ours, in the one that the user names for KV caches on disk."""
 
 
 @dataclass(frozen=True, slots=True)

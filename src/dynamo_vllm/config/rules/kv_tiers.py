@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from dynamo_vllm.config import nodes
-from dynamo_vllm.config.options.kv_cache import OFFLOAD_GB
+from dynamo_vllm import host_memory
+from dynamo_vllm.config import nodes, private
+from dynamo_vllm.config.options.kv_cache import OFFLOAD_GB, OWN_FOLDER
 from dynamo_vllm.config.rules import connectors
 from dynamo_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dynamo_vllm.config.options import WorkerOptions
     from dynamo_vllm.config.options.kv_cache import DiskSpace
     from dynamo_vllm.config.rules.flags import EngineFlags
 
 GB = 10**9
-SHARED_MEMORY = "/dev/shm"
-"""Where vLLM keeps the tier in host memory."""
+LOOK_SECONDS = 10.0
+"""How long a look at a disk may take."""
+_Found = TypeVar("_Found")
 _CONTAINER_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """The files with a container's memory limit, for cgroups v2 and v1."""
 
@@ -108,6 +114,17 @@ def tier_fits_shared_memory(o: WorkerOptions, _: EngineFlags) -> None:
         refuse_more_than_shared_memory(gb, f"--kv-offload-gb {gb:g}")
 
 
+def disk_is_no_file(o: WorkerOptions, _: EngineFlags) -> None:
+    """Refuses what is a mistake whatever the state of the disk is."""
+    disk = o.kv_disk
+    if disk is None or o.engine == "fake":
+        return
+    with contextlib.suppress(OSError):
+        there = _looked(lambda: _nearest(disk))
+        if not _looked(there.is_dir):
+            raise ConfigError(f"--kv-offload-disk {disk}: {there} is not a folder; name one")
+
+
 def tier_fits_disk(o: WorkerOptions, _: EngineFlags) -> None:
     if o.kv_disk is not None and o.engine != "fake":
         refuse_unusable_folder(o.kv_disk)
@@ -125,35 +142,75 @@ def refuse_more_than_memory(gb: float, asked: str) -> None:
 
 
 def refuse_more_than_shared_memory(gb: float, asked: str) -> None:
-    """vLLM would notice when it has loaded the model; a container has 64 MB by default."""
-    free_gb = shared_memory_bytes() / GB
+    """vLLM would notice when it has loaded the model; a container has 64 MB by default.
+
+    What killed engines left there is removed first, so that they can be started again.
+    """
+    host_memory.sweep()
+    place, free_gb = host_memory.FOLDER, shared_memory_bytes() / GB
     if gb > free_gb:
         raise ConfigError(
-            f"{asked} does not fit into {SHARED_MEMORY}, where vLLM keeps it and {free_gb:.1f} GB are free; "
+            f"{asked} does not fit into {place}, where vLLM keeps it and {free_gb:.1f} GB are free; "
             f"use less, or give more shared memory: docker run --shm-size={gb + 1:.0f}g, in Kubernetes an "
-            f"emptyDir with 'medium: Memory' at {SHARED_MEMORY}, elsewhere mount -o remount,size= as root"
+            f"emptyDir with 'medium: Memory' at {place}, elsewhere mount -o remount,size= as root"
         )
 
 
 def refuse_unusable_folder(disk: DiskSpace) -> None:
     """Nothing is created here."""
-    there = _nearest(disk)
-    if not there.is_dir():
-        raise ConfigError(f"--kv-offload-disk {disk}: {there} is not a folder; name one")
+    if said := _told(disk, _trouble):
+        raise ConfigError(said)
+
+
+def disk_warning(disk: DiskSpace) -> str | None:
+    """Return what a worker says of a disk that it cannot use, or that has less room than it may take."""
+    return _told(disk, lambda disk: _trouble(disk) or _shortage(disk))
+
+
+def _told(disk: DiskSpace, look: Callable[[DiskSpace], str | None]) -> str | None:
+    try:
+        return _looked(lambda: look(disk))
+    except OSError as exc:
+        return f"--kv-offload-disk {disk}: {exc}; check that the disk is there, or name another folder"
+
+
+def _looked(look: Callable[[], _Found]) -> _Found:
+    """Look in a thread, which a lost server may keep for ever. Raises OSError, also after `LOOK_SECONDS`."""
+    done: Future[_Found] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(look())
+        except Exception as exc:
+            done.set_exception(exc)
+
+    threading.Thread(target=run, name="kv-disk-look", daemon=True).start()
+    try:
+        return done.result(LOOK_SECONDS)
+    except TimeoutError as exc:
+        raise TimeoutError(str(exc) or f"no answer for {LOOK_SECONDS:g} s") from None
+
+
+def _trouble(disk: DiskSpace) -> str | None:
+    """Return what keeps the disk from being used, and the fix."""
+    there, own = _nearest(disk), _folder(disk) / OWN_FOLDER
     if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(
+        return (
             f"--kv-offload-disk {disk}: {there} cannot be written; name another folder, or change its rights"
+        )
+    if os.path.lexists(own) and not private.is_own_folder(own.lstat()):
+        return (
+            f"--kv-offload-disk {disk}: {own} may belong to another user; remove it, or name another folder"
         )
     has_gb = shutil.disk_usage(there).total / GB
     if disk.gb > has_gb:
-        raise ConfigError(
-            f"--kv-offload-disk {disk} does not fit: the whole disk has {has_gb:.0f} GB; use less"
-        )
+        return f"--kv-offload-disk {disk} does not fit: the whole disk has {has_gb:.0f} GB; use less"
+    return None
 
 
-def shortage(disk: DiskSpace) -> str | None:
+def _shortage(disk: DiskSpace) -> str | None:
     """Return a warning if the disk has less room now; None where caches of an earlier run may fill it."""
-    there, folder = _nearest(disk), Path(disk.path).expanduser().absolute()
+    there, folder = _nearest(disk), _folder(disk)
     free_gb = shutil.disk_usage(there).free / GB
     is_used = there == folder and any(folder.iterdir())
     if is_used or disk.gb <= free_gb:
@@ -163,9 +220,13 @@ def shortage(disk: DiskSpace) -> str | None:
     )
 
 
+def _folder(disk: DiskSpace) -> Path:
+    return Path(disk.path).expanduser().absolute()
+
+
 def _nearest(disk: DiskSpace) -> Path:
     """Return the folder, or the one above it that exists."""
-    folder = Path(disk.path).expanduser().absolute()
+    folder = _folder(disk)
     return next(place for place in (folder, *folder.parents) if place.exists())
 
 
@@ -181,7 +242,7 @@ def memory_bytes(cgroup: str = "/sys/fs/cgroup") -> int:
 def shared_memory_bytes() -> int:
     """Return how much of it is free."""
     try:
-        return shutil.disk_usage(SHARED_MEMORY).free
+        return shutil.disk_usage(host_memory.FOLDER).free
     except OSError:
         return 0
 
@@ -196,5 +257,8 @@ RULES = (
     tiers_stay_on_one_machine,
     tier_fits_memory,
     tier_fits_shared_memory,
+    disk_is_no_file,
     tier_fits_disk,
 )
+STATES = (tier_fits_disk,)
+"""What a worker can do without when it starts again: it computes, and tries the disk again and again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import addresses
 from dynamo_vllm.config.rules import bounds, flags
 from dynamo_vllm.errors import ConfigError
 
@@ -130,6 +131,22 @@ def model_is_named(o: WorkerOptions, _: EngineFlags) -> None:
         raise ConfigError("--model is missing; give a folder or a hub id")
 
 
+def name_fits_the_frontends_cache(o: WorkerOptions, _: EngineFlags) -> None:
+    """Frontends keep a model's files in a folder of its name. Without it they answer 404, and say why only in
+    their log.
+    """
+    name = (o.served_model_name or (o.model or "",))[0]
+    taken, most = len(addresses.slug(name)), addresses.MAX_FILE_NAME
+    if not o.card.is_listed or taken <= most:
+        return
+    if o.served_model_name:
+        what = f"--served-model-name {name[:20]}… is too long: its first name has"
+        fix = "give a shorter one first; further names may be longer"
+    else:
+        what, fix = f"--model {name} is also the name for clients, which has", "add --served-model-name NAME"
+    raise ConfigError(f"{what} {taken} characters, and frontends take {most}; {fix}")
+
+
 def model_is_a_folder_or_a_hub_id(o: WorkerOptions, _: EngineFlags) -> None:
     model = o.model or ""
     if Path(model).is_dir():
@@ -174,6 +191,7 @@ RULES = (
     gpu_memory_service_is_installed,
     dump_has_a_folder,
     model_is_named,
+    name_fits_the_frontends_cache,
     model_is_a_folder_or_a_hub_id,
     tokenizer_is_of_the_same_revision,
 )

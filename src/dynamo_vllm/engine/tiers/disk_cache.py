@@ -76,6 +76,8 @@ class _Job:
     asker: str
     is_whole: bool
     """The parts are all of it: nothing was dropped."""
+    loaded_before: int
+    """How many chunks had been loaded when it began."""
 
 
 @dataclass(slots=True)
@@ -119,6 +121,8 @@ class DiskCache:
         self._waiting = DiskWaiting(rows.shape[0], place.chunk_bytes, place.slow_seconds / 2)
         self._jobs: dict[int, _Job] = {}
         self._finished: list[Finished] = []
+        self._loaded = 0
+        """By the loads that have ended."""
         self._can_load = self._can_store = False
         self._is_paused = self._has_told_damage = False
         self._generation, self._orders, self._pause, self._works_since = 0, 0, 0.0, -math.inf
@@ -176,7 +180,7 @@ class DiskCache:
         """Returns the jobs that have ended since the last call."""
         self._take_results()
         if self._is_too_slow():
-            self._fail(SLOW, f"no answer for {self.place.slow_seconds:.0f} s")
+            self._fail(SLOW, f"a load or a file took more than {self.place.slow_seconds:g} s")
         done, self._finished = self._finished, []
         return done
 
@@ -226,7 +230,7 @@ class DiskCache:
         parts = [
             Part(job_id, is_load, self._chunks, moves[n::count], victims[n::count]) for n in range(count)
         ]
-        self._jobs[job_id] = _Job(parts, [*parts], time.monotonic(), asker, is_whole)
+        self._jobs[job_id] = _Job(parts, [*parts], time.monotonic(), asker, is_whole, self._loaded)
         for part in parts:
             (self._threads.load if is_load else self._threads.store)(part)
 
@@ -298,8 +302,10 @@ class DiskCache:
         moved = [key for part in job.parts for key in part.moved]
         is_whole = job.is_whole and len(moved) == sum(len(part.moves) for part in job.parts)
         loaded = moved if job.parts[0].is_load else ()
-        if is_whole and len(job.parts) == LOADING_THREADS and job.parts[0].is_load:  # the others say little
-            self._waiting.learn(len(moved), max(part.seconds for part in job.parts))
+        self._loaded += len(loaded)
+        if is_whole and loaded:
+            seconds, by_all = max(part.seconds for part in job.parts), len(job.parts) == LOADING_THREADS
+            self._waiting.learn(len(loaded), seconds, by_all=by_all)
         self._finished.append(Finished(job_id, is_whole, loaded, time.monotonic() - job.begun))
 
     def _give_up(self, *, loads: bool) -> None:
@@ -319,10 +325,13 @@ class DiskCache:
     # --- failures -----------------------------------------------------------------------------------------
 
     def _is_too_slow(self) -> bool:
-        loads = (job.begun for job in self._jobs.values() if job.parts[0].is_load)
-        waits = time.monotonic() - next(loads, math.inf)
-        is_busy = bool(self._jobs) and self._threads.busy_seconds() > self.place.slow_seconds
-        return waits > self.place.slow_seconds or is_busy
+        most = self.place.slow_seconds
+        loads = [job for job in self._jobs.values() if job.parts[0].is_load]
+        if loads and (waits := time.monotonic() - loads[0].begun) > most:
+            moved = sum(len(part.moved) for job in loads for part in job.parts)
+            self._waiting.learn_slow(self._loaded - loads[0].loaded_before + moved, waits)
+            return True
+        return bool(self._jobs) and self._threads.busy_seconds() > most
 
     def _fail(self, kind: str, what: object) -> None:
         """Pauses the tier: only stores if the disk is full, otherwise loads too."""

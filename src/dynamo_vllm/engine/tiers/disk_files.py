@@ -23,12 +23,13 @@ import zlib
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.config import private
+from dynamo_vllm.config.options.kv_cache import OWN_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-FOLDER = "dynamo-vllm-kv"
+FOLDER = OWN_FOLDER
 FORMAT = 1
 """Counts the changes of the files' layout."""
 _BLOCK_BYTES = 4096
@@ -152,13 +153,15 @@ class Slot:
     @classmethod
     def take(cls, root: Path, fingerprint: str, chunk_bytes: int) -> Slot:
         """Takes a slot that has files and no owner, or else a new one. Raises OSError."""
-        above = _own_folder(root) / fingerprint
+        base = _own_folder(root)
+        above = base / fingerprint
         above.mkdir(mode=0o700, exist_ok=True)
         there = sorted(int(name) for name in os.listdir(above) if _SLOT.fullmatch(name))
-        for number in (*there, *(n for n in range(_MOST_SLOTS) if n not in there)):
-            path = above / str(number)
-            if (lock := _locked(path)) is not None:
-                return cls(path, lock, fingerprint, chunk_bytes)
+        with _undisturbed(base):
+            for number in (*there, *(n for n in range(_MOST_SLOTS) if n not in there)):
+                path = above / str(number)
+                if (lock := _locked(path)) is not None:
+                    return cls(path, lock, fingerprint, chunk_bytes)
         raise FileExistsError(17, "all slots are taken", str(above))
 
     def is_ours(self) -> bool:
@@ -199,18 +202,32 @@ class Slot:
             os.close(self._lock)
 
 
-def remove_unowned(root: Path, fingerprint: str, *, others: bool) -> int:
-    """Removes slots without an owner, of this fingerprint or of all others; returns how many."""
-    count, base = 0, root / FOLDER
+def unowned(root: Path) -> set[Path]:
+    """Returns the slots that no process has, of all fingerprints."""
+    found, base = set(), root / FOLDER
     for above in list(os.scandir(base)):
-        is_this = above.name == fingerprint
-        if is_this == others or not _FINGERPRINT.fullmatch(above.name):
-            continue
-        for slot in list(os.scandir(above.path)) if above.is_dir(follow_symlinks=False) else ():
-            count += _SLOT.fullmatch(slot.name) is not None and _remove_slot(base / above.name / slot.name)
-        with contextlib.suppress(OSError):  # one has an owner
-            os.rmdir(above.path)
-    return count
+        if _FINGERPRINT.fullmatch(above.name) and above.is_dir(follow_symlinks=False):
+            slots = (base / above.name / slot.name for slot in list(os.scandir(above.path)))
+            found |= {slot for slot in slots if _SLOT.fullmatch(slot.name) and _is_free(slot)}
+    return found
+
+
+def remove_unowned(path: Path) -> bool:
+    """Removes a slot; returns False if a process has it by now."""
+    lock = _locked(path)
+    if lock is None:
+        return False
+    try:
+        for entry in list(os.scandir(path)):
+            if entry.name != _LOCK:
+                _remove(entry)
+        os.unlink(path / _LOCK)
+        with contextlib.suppress(OSError):  # somebody wants it again, or another slot is beside it
+            os.rmdir(path)
+            os.rmdir(path.parent)
+    finally:
+        os.close(lock)
+    return True
 
 
 def _own_folder(root: Path) -> Path:
@@ -251,20 +268,24 @@ def _is_same(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _remove_slot(path: Path) -> bool:
-    lock = _locked(path)
-    if lock is None:
-        return False
+def _is_free(path: Path) -> bool:
+    with _undisturbed(path.parent.parent):
+        lock = _locked(path)
+        if lock is not None:
+            os.close(lock)
+    return lock is not None
+
+
+@contextlib.contextmanager
+def _undisturbed(base: Path) -> Iterator[None]:
+    """Keeps a look at a slot, which locks it for a moment, apart from who wants a slot with its files."""
+    descriptor = os.open(base, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for entry in list(os.scandir(path)):
-            if entry.name != _LOCK:
-                _remove(entry)
-        os.unlink(path / _LOCK)
-        with contextlib.suppress(OSError):  # somebody wants it again
-            os.rmdir(path)
+        with contextlib.suppress(OSError):  # NFS locks no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
     finally:
-        os.close(lock)
-    return True
+        os.close(descriptor)
 
 
 def _remove(entry: os.DirEntry[str]) -> None:

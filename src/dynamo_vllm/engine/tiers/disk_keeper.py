@@ -30,7 +30,8 @@ _REMEDIES = {
     ERROR: "check that the disk is there and that this user may write",
 }
 STRAY_SECONDS = 900.0
-"""After this time, slots of the same fingerprint that nobody took have no worker any more."""
+"""A slot that nobody has for this time has no worker any more. One that starts again needs some minutes, and
+workers of other models, or with other flags, have theirs in the same folder."""
 
 
 def kind_of(exc: Exception) -> str:
@@ -108,7 +109,9 @@ class DiskKeeper:
         self._place, self._busy_seconds = place, busy_seconds
         self._inbox: queue.SimpleQueue[Order | tuple[Chunks, Sequence[bytes]] | None] = queue.SimpleQueue()
         self._slot: Slot | None = None
-        self._strays_at = math.inf
+        self._unowned: set[Path] = set()
+        """Slots without a worker, at the last look."""
+        self._look_at = math.inf
         self._inbox.put(Order())
         self._thread = threading.Thread(target=self._run, name="kv-disk-keeper", daemon=True)
         self._thread.start()
@@ -130,11 +133,11 @@ class DiskKeeper:
         due = math.inf
         while True:
             try:
-                until = min(due, self._strays_at)
+                until = min(due, self._look_at)
                 wait = None if until == math.inf else max(0.0, until - time.monotonic())
                 asked = self._inbox.get(timeout=wait)
             except queue.Empty:
-                if time.monotonic() >= self._strays_at:
+                if time.monotonic() >= self._look_at:
                     self._remove_strays()
                 elif order is not None:
                     order = self._tried(order)
@@ -201,21 +204,19 @@ class DiskKeeper:
             self._slot.close()
             self._slot = None
         slot = self._slot = Slot.take(place.root, place.fingerprint, place.chunk_bytes)
-        self._strays_at = time.monotonic() + STRAY_SECONDS
-        if count := disk_files.remove_unowned(place.root, place.fingerprint, others=True):
-            logger.info(
-                "KV caches on disk in %s: removed files of %d engines with another model, version or setting",
-                place.root,
-                count,
-            )
+        self._unowned.clear()
+        self._remove_strays()
         return slot
 
     def _remove_strays(self) -> None:
-        self._strays_at = math.inf
+        """Removes slots that had no worker at the last look either, and looks again later."""
+        self._look_at = time.monotonic() + STRAY_SECONDS
         place = self._place
         try:
-            count = disk_files.remove_unowned(place.root, place.fingerprint, others=False)
+            now = disk_files.unowned(place.root)
+            count = sum(disk_files.remove_unowned(slot) for slot in now & self._unowned)
         except OSError:
             return  # the next use of the disk tells
+        self._unowned = now
         if count:
             logger.info("KV caches on disk in %s: removed the files of %d lost engines", place.root, count)

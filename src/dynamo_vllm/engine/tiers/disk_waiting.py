@@ -49,7 +49,12 @@ class DiskWaiting:
             del self._wanted[asker]
         self._asked.clear()
 
-    def learn(self, chunks: int, seconds: float) -> None:
-        """Notes how long all threads together took for some chunks."""
+    def learn(self, chunks: int, seconds: float, *, by_all: bool = True) -> None:
+        """Notes how long threads took for some chunks; if not all of them read, the disk may be faster."""
         rate = chunks / max(seconds, 1e-6)
-        self._rate += _NEWEST * (rate - self._rate)
+        if by_all or rate > self._rate:
+            self._rate += _NEWEST * (rate - self._rate)
+
+    def learn_slow(self, chunks: int, seconds: float) -> None:
+        """Notes what a load that was given up has shown: the next ones must fit at once."""
+        self._rate = min(self._rate, chunks / seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,11 @@ from dynamo_vllm.engine.tiers.refusals import refuse_engines_without_prefix_cach
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
 
+    from dynamo_vllm.engine.vllm.names import OffloadingConfig
+
+LEAST_CHUNKS = 4
+"""With fewer, one waits for the disk or is being loaded, and hardly any is kept."""
+
 
 class Tiers(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM has no types
     """vLLM's tiers, also for a CPU engine, and without memory that outlives a killed engine."""
@@ -29,6 +35,17 @@ class Tiers(TieringOffloadingSpec):  # type: ignore[misc]  # vLLM has no types
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         host_bytes = OffloadingGaugeMetadata("Bytes of KV caches in host memory.")
         return {**super().build_metric_definitions(extra_config), HOST_BYTES: host_bytes}
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        # vLLM leaves it at 0 where it knows no size yet.
+        if self.kv_bytes_per_chunk and self.num_chunks < LEAST_CHUNKS:
+            least = LEAST_CHUNKS * self.kv_bytes_per_chunk
+            raise ValueError(
+                f"--kv-offload-gb gives each engine {self.extra_config['cpu_bytes_to_use']} bytes of host "
+                f"memory, too few for blocks of {self.kv_bytes_per_chunk}; give at least "
+                f"{math.ceil(least / 1e6) / 1e3:g} GB for each (data-parallel ranks share it)"
+            )
 
     def get_manager(self) -> OffloadingManager:
         table.apply(Where.TIERS)

@@ -88,8 +88,10 @@ class Control:
 
     async def _reset(self, op: base.ResetCache) -> None:
         if "prefix" in op.kinds:
-            # Without a connector vLLM ignores that it has none.
-            done = await self._llm.reset_prefix_cache(reset_connector=op.with_tiers)
+            # vLLM would empty the tiers also when it refuses to empty its own cache, and tell no router.
+            done = await self._llm.reset_prefix_cache(reset_connector=False)
+            if done and op.with_tiers:  # without a connector vLLM ignores that it has none
+                done = await self._llm.reset_prefix_cache(reset_connector=True)
             if not done:
                 raise WrongState("KV blocks are in use; try again when the running requests have ended")
         if "multimodal" in op.kinds:

@@ -723,6 +723,11 @@ def test_tiers_are_proven_if_every_rank_gives_the_same_answer(
     assert (step.outcome, figure in step.figure) == (outcome, True)
 
 
+def test_worker_with_a_paused_disk_is_not_proven() -> None:
+    step = tier_proof.step("5e7", {"status": "success", "ranks": [LOADED]}, is_paused=True)
+    assert (step.outcome, "its disk is paused" in step.figure) == ("not proven", True)
+
+
 def test_status_shows_tiers_of_workers_that_have_some() -> None:
     moved = {"read_bytes": 2_000_000, "read_seconds": 0.25, "written_bytes": 0, "written_seconds": 0.0}
     host = {"tier": "host", "bytes": 5_000_000_000, "used_bytes": 1_000_000_000, "hit_tokens": 64, **moved}
@@ -733,4 +738,6 @@ def test_status_shows_tiers_of_workers_that_have_some() -> None:
         "1 host 5.0 GB 20 % 64 2.0 MB in 0.2 s 0 B in 0.0 s",
         "1 disk 500.0 GB - - 2.0 MB in 0.2 s 0 B in 0.0 s",
     ]
+    (row,) = [line for line in shown(worker(1, tiers=[{**disk, "is_paused": True}])) if "500.0 GB" in line]
+    assert row.split()[1:3] == ["disk,", "paused"]
     assert not any("TIER" in line for line in shown(worker(1, tiers=[])))

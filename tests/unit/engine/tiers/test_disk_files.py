@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -217,7 +218,7 @@ def test_what_was_stored_after_a_reset_is_not_for_a_successor(tmp_path: Path) ->
     assert sorted(os.listdir(slot.path)) == ["chunks", "lock", "parts"]
 
 
-def test_slots_of_others_without_an_owner_are_removed(tmp_path: Path) -> None:
+def test_slots_without_an_owner_are_found_and_removed(tmp_path: Path) -> None:
     mine = Slot.take(tmp_path, ONE, SIZE)
     living, dead = (Slot.take(tmp_path, OTHER, SIZE) for _ in range(2))
     write(living.tidy(0), KEY, payload(1))
@@ -225,19 +226,33 @@ def test_slots_of_others_without_an_owner_are_removed(tmp_path: Path) -> None:
     dead.close()
     (tmp_path / FOLDER / "notes").mkdir()
     (tmp_path / "mine.txt").write_text("kept")
-    assert disk_files.remove_unowned(tmp_path, ONE, others=True) == 1
+    assert disk_files.unowned(tmp_path) == {dead.path}
+    assert not disk_files.remove_unowned(living.path) and disk_files.remove_unowned(dead.path)
     assert living.path.exists() and mine.path.exists() and not dead.path.exists()
     assert (tmp_path / FOLDER / "notes").exists() and (tmp_path / "mine.txt").exists()
     living.close()
-    assert disk_files.remove_unowned(tmp_path, ONE, others=True) == 1
-    assert not (tmp_path / FOLDER / OTHER).exists()
+    assert disk_files.unowned(tmp_path) == {living.path} and disk_files.remove_unowned(living.path)
+    assert not (tmp_path / FOLDER / OTHER).exists() and mine.is_ours()
 
 
-def test_own_slots_without_an_owner_are_removed_later(tmp_path: Path) -> None:
-    mine, lost = (Slot.take(tmp_path, ONE, SIZE) for _ in range(2))
-    lost.close()
-    assert disk_files.remove_unowned(tmp_path, ONE, others=False) == 1
-    assert mine.path.exists() and mine.is_ours() and not lost.path.exists()
+def test_a_look_at_slots_takes_none_from_who_starts(tmp_path: Path) -> None:
+    Slot.take(tmp_path, ONE, SIZE).close()
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            disk_files.unowned(tmp_path)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(1000):
+            slot = Slot.take(tmp_path, ONE, SIZE)
+            assert slot.path.name == "0"
+            slot.close()
+    finally:
+        is_over.set()
+        looking.join()
 
 
 def test_a_replaced_folder_is_noticed(slot: Slot) -> None:
@@ -307,14 +322,14 @@ def test_two_processes_on_one_path_have_a_slot_each(tmp_path: Path) -> None:
     started = [writer(tmp_path) for _ in range(2)]
     try:
         assert len({path for _, path in started}) == 2
-        assert disk_files.remove_unowned(tmp_path, OTHER, others=True) == 0
+        assert disk_files.unowned(tmp_path) == set()
     finally:
         for process, _ in started:
             process.kill()
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
-    assert disk_files.remove_unowned(tmp_path, OTHER, others=True) == 2
+    assert len(disk_files.unowned(tmp_path)) == 2
 
 
 def test_proof_takes_time_and_leaves_nothing(slot: Slot) -> None:

@@ -60,3 +60,15 @@ def test_a_slow_disk_gives_less_at_a_time() -> None:
     for _ in range(50):
         waiting.learn(1, 1e6)
     assert waiting.most == 1
+
+
+def test_a_load_that_was_given_up_tells_at_once_and_small_loads_only_of_a_faster_disk() -> None:
+    waiting = DiskWaiting(rows=10**6, chunk_bytes=10**6, most_seconds=2.0)
+    waiting.learn_slow(0, 5.0)
+    assert waiting.most == 1
+    waiting.learn(1, 0.01, by_all=False)
+    assert waiting.most == 60
+    waiting.learn(1, 1.0, by_all=False)
+    assert waiting.most == 60
+    waiting.learn_slow(10_000, 5.0)
+    assert waiting.most == 60
