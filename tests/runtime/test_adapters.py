@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from dynamo_vllm.config import addresses
 from harness import served
 from harness.adapters import make_adapter
 from harness.processes import COMMAND
@@ -82,6 +83,19 @@ def test_adapter_is_listed_under_its_name(two: Stack, folder: Path, name: str) -
     answered_by(two, name)
     path = f"http://127.0.0.1:{worker.system_port}/v1/loras/{name}"
     assert httpx.delete(path, timeout=30).status_code == 200
+
+
+def test_longest_name_that_file_discovery_has_room_for_is_listed(two: Stack, folder: Path) -> None:
+    """Its key is the name of a file, where each character but letters and digits takes three bytes."""
+    worker, room = two.workers[0], addresses.adapter_room("dynamo.backend.generate")
+    longest = "x-" * (room // 4) + "x" * (room % 4)
+    assert load(worker, longest, folder).status_code == 200
+    until("the adapter", lambda: longest in two.models())
+    answered_by(two, longest)
+    refused = load(worker, f"{longest}x", folder)
+    assert (refused.status_code, refused.json()["error"]) == (400, "bad_command")
+    assert f"takes {room + 1} bytes" in refused.json()["message"]
+    assert worker.admin("unload_lora", lora_name=longest).status_code == 200
 
 
 def test_names_that_are_one_to_discovery_do_not_meet(two: Stack, folder: Path) -> None:

@@ -32,6 +32,19 @@ def test_serves_under_each_of_its_names(deployment: Stack, start_fake: StartFake
     assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
 
 
+def test_serves_under_the_longest_name_that_is_not_refused(deployment: Stack, start_fake: StartFake) -> None:
+    """The frontend makes a folder of the first name; its other characters are one each there."""
+    names = ["a" + "é" * 254, "alias" * 200]
+    start_fake("--served-model-name", *names)
+    deployment.wait_ready()
+    assert sorted(deployment.models()) == sorted(names)
+    for name in names:
+        assert deployment.post("/v1/completions", {**ASK, "model": name}).status_code == 200
+    refused = start_fake("--served-model-name", f"{names[0]}é")
+    assert refused.process.wait(60) == 2
+    assert "has 256 characters, and frontends take 255" in refused.log.read_text()
+
+
 def test_tokens_that_travel_together_are_the_same_answer(deployment: Stack, start_fake: StartFake) -> None:
     """The frontend finds a stop string within a message, and counts no token after it."""
     start_fake("--served-model-name", "one")

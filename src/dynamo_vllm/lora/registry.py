@@ -16,6 +16,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dynamo_vllm.config import addresses
 from dynamo_vllm.errors import AdapterConflict, AdapterUnknown, NoRoom, UnknownModel, WrongState
 from dynamo_vllm.job import Adapter
 from dynamo_vllm.lora import names
@@ -57,14 +58,19 @@ class Registry:
         reserved: Collection[str] = (),
         settle_seconds: float = 0.0,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        room: int | None = None,
     ) -> None:
-        """`reserved` are the base model's names. A withdrawn adapter is served for another `settle_seconds`:
-        a frontend may have chosen this worker just before it noticed."""
+        """`reserved` are the base model's names, `room` the bytes that discovery has for an adapter's key.
+
+        A withdrawn adapter is served for another `settle_seconds`: a frontend may have chosen this worker
+        just before it noticed.
+        """
         self.capacity = capacity
         self.failures = 0
         """Loads that failed, and adapters that were lost later."""
         self._steps = steps
         self._reserved = frozenset(reserved)
+        self._room = room
         self._settle_seconds = settle_seconds
         self._sleep = sleep
         self._slots: dict[str, Slot] = {}
@@ -77,7 +83,7 @@ class Registry:
 
     async def load(self, name: str, uri: str) -> AdapterEntry:
         """Load an adapter. Raises BadCommand, AdapterConflict, NoRoom, WrongState, or an error of a step."""
-        names.check(name, self._reserved)
+        names.check(name, self._reserved, self._room)
         return await self._acts.join(name, ("load", uri), lambda: self._load(name, uri))
 
     async def unload(self, name: str) -> None:
@@ -308,9 +314,13 @@ class Registry:
 
     def _check_card(self, name: str) -> None:
         """Two adapters cannot share a card: the second would not be listed, and would remove the first."""
-        card = names.card(name)
+        card = addresses.slug(name)
         for slot in self._slots.values():
-            if (slot.takes_room or slot.is_listed) and slot.name != name and names.card(slot.name) == card:
+            if (
+                (slot.takes_room or slot.is_listed)
+                and slot.name != name
+                and addresses.slug(slot.name) == card
+            ):
                 raise AdapterConflict(
                     f"{name!r} and {slot.name!r}, which is loaded, are the same to discovery ({card}); "
                     "give it another name"

@@ -14,7 +14,7 @@ from dynamo.llm import fetch_model
 from dynamo_vllm.codec.pipeline import Bounds
 from dynamo_vllm.config.encoders import EncoderFolder, OtherConnector
 from dynamo_vllm.config.options.kv_cache import OFFLOAD_GB
-from dynamo_vllm.config.rules.kv_tiers import shortage
+from dynamo_vllm.config.rules.kv_tiers import disk_warning
 from dynamo_vllm.config.worker_plan import TIERS
 from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.process.background import in_thread
@@ -135,8 +135,8 @@ def connector_of(plan: WorkerPlan) -> Connector | None:
     return connectors.choose(plan.options.connector, plan.flags.get("kv_transfer_config"))
 
 
-def warn_of_full_disk(options: WorkerOptions) -> None:
-    if options.kv_disk is not None and options.engine != "fake" and (said := shortage(options.kv_disk)):
+def warn_of_disk(options: WorkerOptions) -> None:
+    if options.kv_disk is not None and options.engine != "fake" and (said := disk_warning(options.kv_disk)):
         logger.warning(said)
 
 
@@ -156,14 +156,25 @@ def connector_place(plan: WorkerPlan, environment: Mapping[str, str]) -> Connect
     )
 
 
-def engine_settings(plan: WorkerPlan, environment: Mapping[str, str], scratch: str) -> EngineSettings:
+def has_host_memory(options: WorkerOptions) -> bool:
+    """Return whether the engine keeps KV caches in host memory with our connector."""
+    return TIERS in options.connector and options.engine == "vllm"
+
+
+def engine_settings(
+    plan: WorkerPlan, environment: Mapping[str, str], scratch: str, engine_id: str | None = None
+) -> EngineSettings:
+    """Return what the engine is started with; vLLM chooses the id of its KV transfer if there is none."""
     options, output, card = plan.options, plan.encoder_output, role_card(plan.options)
     folder = output if isinstance(output, EncoderFolder) else None
     connector = connector_of(plan)
     place = connector_place(plan, environment)
     needs = connector.needs(place) if connector is not None else Needs()
+    kv_transfer = (connector.engine_config(place) or None) if connector is not None else None
+    if kv_transfer is not None and engine_id is not None:
+        kv_transfer = {**kv_transfer, "engine_id": engine_id}
     return EngineSettings(
-        kv_transfer=(connector.engine_config(place) or None) if connector is not None else None,
+        kv_transfer=kv_transfer,
         host_tier_bytes=int(place.offload_gb * 10**9) if TIERS in options.connector else 0,
         ec_transfer=ec_transfer(output),
         encoder_folder=folder.path if folder else None,

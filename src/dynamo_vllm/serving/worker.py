@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dynamo_vllm import host_memory
 from dynamo_vllm.admin.base import WorkerState
 from dynamo_vllm.config import build, folders, planes
 from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
@@ -88,6 +89,7 @@ async def run(
         scratch.folder() as scratch_folder,
         own_metrics_folder(options) as options,
         socket_options.restricted_to_loopback(kept_host, own_ports),
+        named_host_memory(options) as engine_id,
     ):
         plan = plan.with_options(options)
         drt = runtime.alone() if node.is_headless else joined(plan)
@@ -96,8 +98,8 @@ async def run(
         plan = plan.with_options(options)
         dumped.add("options", build.without_secrets(options))
         warn_of_other_connector(plan)
-        factories.warn_of_full_disk(plan.options)
-        settings = factories.engine_settings(plan, environment, scratch_folder)
+        factories.warn_of_disk(plan.options)
+        settings = factories.engine_settings(plan, environment, scratch_folder, engine_id)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
         )
@@ -133,6 +135,11 @@ async def run(
                     with tracing.opened(options, started.model) as traces:
                         async with factories.media_loader(options, engine.parts.media) as loader:
                             return await serve(started, loader, traces)
+
+
+def named_host_memory(options: WorkerOptions) -> contextlib.AbstractContextManager[str | None]:
+    """Yield the id of an engine with KV caches in host memory, which does not outlive this worker."""
+    return host_memory.new_engine_id() if factories.has_host_memory(options) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -187,9 +194,9 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         made.reporter.start()
 
         async def open_up() -> None:
+            wiring.convert_tokens(started, made)  # first: frontends list the model, so others may call it
             await adapters.load_first(made.registry, options.lora_modules, progress.phase)
             wiring.open_to_operators(started, made, last_error, engine_died)
-            wiring.convert_tokens(started, made)
             lifecycle.ready()
             started.followers.ready()
             progress.phase(
@@ -203,7 +210,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
         opening = asyncio.create_task(open_up())
         code = 1
         try:
-            code = await first_ending(ending, serving, watching, opening)
+            code = await first_ending(ending, serving, watching, opening, started.drt.unlisted)
         finally:
             opening.cancel()
             keeping.cancel()  # before the lease is given back
@@ -245,15 +252,18 @@ async def first_ending(
     serving: asyncio.Task[None],
     watching: asyncio.Task[None],
     opening: asyncio.Task[None],
+    unlisted: asyncio.Future[None],
 ) -> int:
-    """Wait for the first of: a signal, a dead engine, the end of the runtime, adapters that do not load."""
-    every: list[asyncio.Future[Any]] = [ending, serving, watching]
+    """Wait for the first of: a signal, a dead engine, the end of the runtime, adapters that do not load, an
+    endpoint that discovery does not take.
+    """
+    every: list[asyncio.Future[Any]] = [ending, serving, watching, unlisted]
     await asyncio.wait([*every, opening], return_when=asyncio.FIRST_COMPLETED)
     if opening.done() and opening.exception() is None:
         await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
     if ending.done():
         return ending.result()
-    for task in (watching, opening):
+    for task in (watching, opening, unlisted):
         if task.done() and (exc := task.exception()) is not None:
             if not isinstance(exc, EngineDead):
                 raise exc

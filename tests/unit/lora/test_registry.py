@@ -202,6 +202,16 @@ async def test_usual_names_are_taken(name: str) -> None:
     assert (await registry.load(name, "/sql")).name == name
 
 
+@pytest.mark.parametrize(("longest", "longer"), [("x" * 13, "x" * 14), ("a.b.c.d", "a.b.c.dd")])
+async def test_name_that_discovery_has_no_room_for_is_refused(longest: str, longer: str) -> None:
+    registry, record = make(room=13)
+    await registry.load(longest, "/sql")
+    calls = list(record.calls)
+    with pytest.raises(BadCommand, match=r"takes 14 bytes, .* leaves 13; use a shorter name"):
+        await registry.load(longer, "/sql")
+    assert record.calls == calls
+
+
 async def test_name_of_the_base_model_is_refused() -> None:
     registry, record = make(reserved=["tiny"])
     with pytest.raises(AdapterConflict, match="base model's name"):

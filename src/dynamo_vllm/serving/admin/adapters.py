@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.config import addresses
 from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter
 from dynamo_vllm.errors import AdminError, NotListed, StartError
 from dynamo_vllm.lora.files import AdapterFiles
@@ -70,7 +71,8 @@ async def make_registry(
     files = AdapterFiles(cache, SourceLimits(max_bytes=int(options.lora_max_gb * 1e9)), limits.max_rank)
     await files.start(Path(str(options.model)), registration.names[0])
     steps = AdapterSteps(files, engine, registration)
-    return Registry(steps, limits.capacity, registration.names, SETTLE_SECONDS)
+    room = None if options.discovery_folder is None else addresses.adapter_room(options.address)
+    return Registry(steps, limits.capacity, registration.names, SETTLE_SECONDS, room=room)
 
 
 async def load_first(registry: Registry | None, modules: Sequence[str], on_phase: OnPhase) -> None:

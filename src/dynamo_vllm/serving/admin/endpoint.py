@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from dynamo_vllm.errors import EngineDead
     from dynamo_vllm.serving.plane.runtime import Runtime
 
-logger = logging.getLogger(__name__)
 Handler = Callable[[Any, Any], AsyncIterator[dict[str, Any]]]
 ENDPOINT = "admin.control"
 """The same in every namespace, whatever the worker's component: callers find all workers here."""
@@ -37,15 +34,12 @@ class Admin:
         self._worker = worker
         self._token = token
         self._on_dead = on_dead
-        self._serving: list[asyncio.Future[None]] = []  # they end with the runtime
 
     def serve(self, drt: Runtime, address: str) -> None:
         """`address` is the worker's own: namespace.component.endpoint."""
         for where, verb in handled(address).items():
             handler: Handler = self._handle_any if verb is None else self._handler_of(verb)
-            serving = asyncio.ensure_future(drt.endpoint(where).serve_endpoint(handler))
-            serving.add_done_callback(_ended)
-            self._serving.append(serving)
+            drt.serve(where, handler, "admin verbs work on the system port only")
 
     async def perform(self, name: str, body: object) -> Reply:
         """Run a verb for a caller that is allowed to."""
@@ -85,8 +79,3 @@ class Admin:
         if not self.is_token(token if isinstance(token, str) else None):
             return failure(NotAllowed("the admin token is missing or wrong"))
         return await self.perform(name, body)
-
-
-def _ended(serving: asyncio.Future[None]) -> None:
-    if not serving.cancelled() and (exc := serving.exception()) is not None:
-        logger.warning("an admin endpoint has stopped; verbs still work on the system port: %s", exc)

@@ -67,14 +67,10 @@ class TransferServer:
         self._folder = folder
         self._nixl = nixl
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
     def serve(self, drt: Runtime, address: str) -> None:
         """`address` is the worker's own: namespace.component.endpoint."""
-        self._serving = asyncio.ensure_future(
-            drt.endpoint(endpoint_of(address)).serve_endpoint(self._serve_file)
-        )
-        self._serving.add_done_callback(_report)
+        drt.serve(endpoint_of(address), self._serve_file, "workers cannot fetch encoder output")
 
     async def _serve_file(self, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         name = request.get("name") if isinstance(request, dict) else None
@@ -99,11 +95,6 @@ class TransferServer:
         """Copy in a thread: half a gigabyte takes a fifth of a second."""
         data = self._folder.contents(name, MAX_BYTES)
         return ctypes.create_string_buffer(data, len(data))
-
-
-def _report(serving: asyncio.Future[None]) -> None:
-    if not serving.cancelled() and (failed := serving.exception()) is not None:
-        logger.error("the transfer endpoint has stopped; workers cannot fetch encoder output: %s", failed)
 
 
 class TransferClient:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
@@ -61,10 +61,19 @@ def on_signals(ending: asyncio.Future[int], is_stopped: Callable[[], bool]) -> N
         elif is_stopped():  # nothing is cut short any more
             raise SystemExit(ending.result())
         else:
+            loop.set_exception_handler(_ignore_moves)
             raise SystemExit(128 + number)
 
     for number in end_signals():
         loop.add_signal_handler(number, asked, number)
+
+
+def _ignore_moves(loop: asyncio.AbstractEventLoop, told: dict[str, Any]) -> None:
+    """Say nothing of requests that end so when the loop does: their frontends move them."""
+    from dynamo.llm.exceptions import StreamIncomplete
+
+    if not isinstance(told.get("exception"), StreamIncomplete):
+        loop.default_exception_handler(told)
 
 
 async def close_engine(engine: Closing) -> None:

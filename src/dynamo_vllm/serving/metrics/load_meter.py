@@ -101,17 +101,19 @@ class LoadMeter:
                 "waiting": latest.waiting,
                 "kv_usage": latest.kv_usage,
                 "hit_rate": self._hit_rate(rank, latest, now),
-                "tokens_per_second": self._speed(rank, latest, now),
+                "tokens_per_second": self._speed(rank, now, lambda one: one.generated_tokens),
+                "prompt_tokens_per_second": self._speed(rank, now, lambda one: one.prefix_queries),
             }
             for rank, latest in sorted(self.latest.items())
         ]
 
-    def _speed(self, rank: int, latest: LoadFigures, now: float) -> float:
+    def _speed(self, rank: int, now: float, counted: Callable[[LoadFigures], int]) -> float:
+        """Return by how much a count grows per second; tokens of prompts count when they are looked up."""
         first = self._first(rank, now - SPEED_SECONDS)
         if first is None:
             return 0.0
-        made = latest.generated_tokens - first.figures.generated_tokens
-        return made / max(now - first.at, SAMPLE_SECONDS)
+        grown = counted(self.latest[rank]) - counted(first.figures)
+        return grown / max(now - first.at, SAMPLE_SECONDS)
 
     def _hit_rate(self, rank: int, latest: LoadFigures, now: float) -> float | None:
         """Return the hit rate; None if nothing was looked up."""

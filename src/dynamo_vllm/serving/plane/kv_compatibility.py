@@ -64,7 +64,8 @@ class Peers:
     """This worker's settings, and the comparison with all others."""
 
     def __init__(self, drt: Runtime, address: str, served: str, role: str, terms: Terms) -> None:
-        self._endpoint = drt.endpoint(endpoint_of(address))
+        self._drt, self._address = drt, endpoint_of(address)
+        self._endpoint = drt.endpoint(self._address)
         self._card = Card(
             instance=self._endpoint.connection_id(),
             name=f"{role} worker, process {os.getpid()} on {socket.gethostname()}",
@@ -72,11 +73,12 @@ class Peers:
             since=time.time(),
             terms=dict(terms),
         )
-        self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
     async def join(self) -> None:
         """Answer others from now on, and match the running ones; ConfigError says what differs."""
-        self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(self._answer))
+        self._drt.serve(
+            self._address, self._answer, "new workers cannot compare their settings with this one's"
+        )
         client = await when_not_busy(self._endpoint.client)
         await self._wait_until_visible(client)
         others = [instance for instance in client.instance_ids() if instance != self._card.instance]

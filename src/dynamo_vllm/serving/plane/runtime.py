@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dynamo.runtime import DistributedRuntime
 
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.config.options import ReachOptions, RuntimeOptions
 
+logger = logging.getLogger(__name__)
+_UNLISTED = "Unable to register service"
+"""What the runtime (1.6.1) raises if discovery did not take an endpoint."""
+
 
 class Runtime:
     """The runtime of a process that serves or calls, with all its endpoints created at the start.
@@ -32,10 +38,31 @@ class Runtime:
     def __init__(self, drt: DistributedRuntime, addresses: Iterable[str] = ()) -> None:
         self._drt = drt
         self._endpoints = {address: drt.endpoint(address) for address in addresses}
+        self._serving: list[asyncio.Future[None]] = []
+        self.unlisted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises StartError once an endpoint could not be put into discovery."""
 
     def endpoint(self, address: str) -> Endpoint:
         """Return one of the endpoints named at the start."""
         return self._endpoints[address]
+
+    def serve(self, address: str, handler: Any, consequence: str) -> None:
+        """Serve an endpoint besides the worker's own until the runtime ends.
+
+        If discovery does not take it, the process must start again: others would never find the endpoint, and
+        runtime 1.6.1 serves one only once.
+        """
+        serving = asyncio.ensure_future(self.endpoint(address).serve_endpoint(handler))
+        serving.add_done_callback(functools.partial(self._ended, consequence))
+        self._serving.append(serving)
+
+    def _ended(self, consequence: str, serving: asyncio.Future[None]) -> None:
+        if serving.cancelled() or (exc := serving.exception()) is None:
+            return
+        logger.warning("%s: %s", consequence, exc)
+        if str(exc).startswith(_UNLISTED) and not self.unlisted.done():
+            self.unlisted.set_exception(StartError(f"discovery did not take this worker ({consequence})"))
+            self.unlisted.exception()  # whoever would wait for it may have gone
 
     def set_health_status(self, ready: bool) -> None:
         self._drt.set_health_status(ready)

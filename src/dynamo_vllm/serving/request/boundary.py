@@ -19,6 +19,7 @@ from dynamo_vllm.errors import (
     RequestError,
     WorkerError,
 )
+from dynamo_vllm.serving.request.cancel import LEAVING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,9 +31,16 @@ def _ignore(message: str) -> None:
     """Ignore the error."""
 
 
+def _no_client() -> bool:
+    return True
+
+
 @contextmanager
 def boundary(
-    request_id: str, on_dead: Callable[[EngineDead], None], on_error: Callable[[str], None] = _ignore
+    request_id: str,
+    on_dead: Callable[[EngineDead], None],
+    on_error: Callable[[str], None] = _ignore,
+    has_left: Callable[[], bool] = _no_client,
 ) -> Iterator[None]:
     """Turn any error of a request into an exception that the frontend understands.
 
@@ -41,10 +49,17 @@ def boundary(
     InvalidArgument is the only one whose message reaches the client. StreamIncomplete and EngineShutdown make
     the frontend move the request and skip this worker for some seconds: use them only for a worker that is
     leaving. Causes are removed because the runtime prints the whole chain for every refused request.
+
+    A request is cancelled when its client `has_left`, or when this process ends at once. Only in the first
+    case may the runtime say so: the frontend would pass it on to a client that waits.
     """
     try:
         yield
-    except (asyncio.CancelledError, GeneratorExit):
+    except asyncio.CancelledError:
+        if has_left():
+            raise
+        raise StreamIncomplete(LEAVING) from None
+    except GeneratorExit:
         raise
     except RequestError as exc:
         level = logging.WARNING if isinstance(exc, ClientBehind) else logging.DEBUG

@@ -65,9 +65,10 @@ class Service:
 
         The parameter names are the runtime's: `response_sender` in the signature turns push egress on.
         """
+        watch = self._in_flight.watch(context)
         with (
-            boundary(context.id(), self._on_dead, self._on_error),
-            self._in_flight.watch(context) as watch,
+            boundary(context.id(), self._on_dead, self._on_error, watch.is_stopped),
+            watch,
             held_by_request(),
             self._crash_notes.waiting(context.id()) as note,
         ):

@@ -82,11 +82,9 @@ class TokenService:
         self._template = template
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._serving: asyncio.Future[None] | None = None  # ends with the runtime
 
     def serve(self, drt: Runtime, address: str) -> None:
-        self._serving = asyncio.ensure_future(drt.endpoint(endpoint_of(address)).serve_endpoint(self.answer))
-        self._serving.add_done_callback(_ended)
+        drt.serve(endpoint_of(address), self.answer, "tokens are not converted for others")
 
     async def answer(self, request: object, context: object = None) -> AsyncIterator[Reply]:
         """Take {"operation", "body"} and yield one reply with a status as in HTTP."""
@@ -204,8 +202,3 @@ def _refuse_media(messages: Sequence[Mapping[str, Any]]) -> None:
             kinds = (*part, part.get("type")) if isinstance(part, dict) else ()
             if any(isinstance(kind, str) and name in kind for kind in kinds for name in _MEDIA):
                 raise InvalidRequest("only text is tokenised here", parameter="messages")
-
-
-def _ended(serving: asyncio.Future[None]) -> None:
-    if not serving.cancelled() and (exc := serving.exception()) is not None:
-        logger.warning("tokens are no longer converted for others: %s", exc)

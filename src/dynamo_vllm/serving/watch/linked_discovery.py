@@ -8,19 +8,17 @@ A hard link has the same time and the same content, but changes through the othe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 from dynamo_vllm.serving.watch.discovery import INSTANCES, UNFINISHED, FolderChanges
+from dynamo_vllm.serving.watch.owned_folder import OwnedFolder
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
 LOOK_SECONDS = 0.5
 ALIVE_SECONDS = 9.0
@@ -31,7 +29,7 @@ PREFIX = "console-"
 class LinkedDiscovery:
     """`folder` has the entries of these endpoints (namespace/component/endpoint), once `follow` was called.
 
-    It is the real folder where links cannot be made, as across file systems or to files of other users.
+    It is the real folder where links or locks cannot be made, as on some network file systems.
     """
 
     def __init__(self, real: Path, endpoints: Collection[str]) -> None:
@@ -40,34 +38,42 @@ class LinkedDiscovery:
         self._changes = FolderChanges(self._from)
         self._linked: dict[str, int] = {}
         self._is_complete = False
-        self.folder = real
-        with contextlib.suppress(OSError):
-            made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=real))
-            try:
-                (made / "v1" / INSTANCES).mkdir(parents=True)
-                (made / "probe").touch()
-                os.link(made / "probe", made / "v1" / "probe")
-                self.folder = made
-            except OSError:
-                shutil.rmtree(made, ignore_errors=True)
-        self._real = real
+        self._owned = self._made(real)
+        self.folder = real if self._owned is None else self._owned.path
+
+    @staticmethod
+    def _made(real: Path) -> OwnedFolder | None:
+        try:
+            owned = OwnedFolder(real, PREFIX)
+        except OSError:
+            return None
+        try:
+            made = owned.path
+            (made / "v1" / INSTANCES).mkdir(parents=True)
+            (made / "probe").touch()
+            os.link(made / "probe", made / "v1" / "probe")
+        except OSError:
+            owned.remove()
+            return None
+        return owned
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.folder != self._real:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self._owned is not None:
+            self._owned.remove()
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        while self.folder != self._real:
+        while self._owned is not None:
             self.follow()
+            self._owned.touch()
             await asyncio.sleep(LOOK_SECONDS)
 
     def follow(self) -> None:
         """Link what is new, and remove what is gone."""
-        if self.folder == self._real or not (self._changes.look() or not self._is_complete):
+        if self._owned is None or not (self._changes.look() or not self._is_complete):
             return
         to = self.folder / "v1" / INSTANCES
         wanted = self._wanted()

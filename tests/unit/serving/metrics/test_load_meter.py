@@ -82,6 +82,7 @@ def test_ranks_come_in_order_with_what_is_known() -> None:
             "kv_usage": 0.5,
             "hit_rate": None,
             "tokens_per_second": 0.0,
+            "prompt_tokens_per_second": 0.0,
         }
         for rank in (0, 1)
     ]
@@ -114,6 +115,7 @@ def test_what_an_engine_does_first_counts_at_once() -> None:
     worked = Worked()
     worked.step(0.1, made=5, asked=100, found=50)
     assert (worked.speed, worked.hit_rate) == (5, 0.5)
+    assert worked.meter.ranks()[0]["prompt_tokens_per_second"] == 100
 
 
 def test_idle_engine_has_no_speed() -> None:

@@ -288,6 +288,15 @@ def test_operator_hears_of_errors_that_are_ours(raised: Exception, told: list[st
     assert heard == told
 
 
+@pytest.mark.parametrize(("has_left", "raised"), [(True, asyncio.CancelledError), (False, StreamIncomplete)])
+def test_request_moves_if_it_is_cancelled_while_its_client_waits(
+    has_left: bool, raised: type[BaseException]
+) -> None:
+    """As by a second signal: the frontend would tell the client that the request was cancelled."""
+    with pytest.raises(raised), boundary("r", lambda dead: None, has_left=lambda: has_left):
+        raise asyncio.CancelledError
+
+
 def test_request_that_waited_too_long_is_a_503_and_does_not_move() -> None:
     """A move would keep the frontend's other requests away from this worker."""
     with pytest.raises(HttpError) as caught, boundary("r", lambda dead: None):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
 import os
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from dynamo_vllm.serving.watch import owned_folder
 from dynamo_vllm.serving.watch.discovery import FolderChanges
 from dynamo_vllm.serving.watch.linked_discovery import LinkedDiscovery
 
@@ -81,6 +88,93 @@ def test_folder_is_the_real_one_where_links_cannot_be_made(
         linked.follow()
         assert linked.folder == real
     assert {path.name for path in real.iterdir()} == {"v1"}
+
+
+def test_folder_is_the_real_one_where_nothing_can_be_locked(
+    real: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
+        assert linked.folder == real
+    assert {path.name for path in real.iterdir()} == {"v1"}
+
+
+def follow_until_killed(real: Path, said: Connection) -> None:
+    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
+        linked.follow()
+        said.send(linked.folder)
+        signal.pause()
+
+
+@pytest.fixture
+def other(real: Path) -> Iterator[tuple[BaseProcess, Path]]:
+    """Another console that follows the same folder, and its links."""
+    heard, said = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=follow_until_killed, args=(real, said))
+    process.start()
+    try:
+        yield process, heard.recv()
+    finally:
+        kill(process)
+
+
+def kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
+def start_another(real: Path) -> None:
+    with LinkedDiscovery(real, {"ns/admin/control"}):
+        pass
+
+
+def test_links_of_a_killed_console_are_removed_by_the_next_one(
+    real: Path, other: tuple[BaseProcess, Path]
+) -> None:
+    process, links = other
+    start_another(real)
+    assert (links / "v1" / "instances" / ADMIN).exists(), "its console lives"
+    kill(process)
+    start_another(real)
+    assert {path.name for path in real.iterdir()} == {"v1"}
+    assert (real / "v1" / "instances" / ADMIN).exists()
+
+
+@pytest.mark.parametrize("kernel", ["another\n", None])
+def test_links_of_a_console_whose_lock_is_not_seen_here_stay_until_it_is_silent_for_a_day(
+    real: Path, other: tuple[BaseProcess, Path], monkeypatch: pytest.MonkeyPatch, kernel: str | None
+) -> None:
+    process, links = other
+    kill(process)  # to this machine it looks as a console of another machine that lives
+    monkeypatch.setattr(owned_folder, "_KERNEL", real / "kernel")
+    if kernel is not None:
+        (real / "kernel").write_text(kernel)
+    start_another(real)
+    assert (links / "v1" / "instances" / ADMIN).exists()
+    os.utime(links / "in-use", (5, 5))
+    start_another(real)
+    assert not links.exists()
+
+
+def test_console_says_from_time_to_time_that_it_lives(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = owned_folder.OwnedFolder(real, "console-")
+    lock = owned.path / "in-use"
+    os.utime(lock, (5, 5))
+    owned.touch()
+    assert lock.stat().st_mtime == 5
+    monkeypatch.setattr(owned_folder, "TOUCH_SECONDS", 0.0)
+    owned.touch()
+    assert lock.stat().st_mtime > 5
+    owned.remove()
+
+
+def test_folder_without_a_lock_is_not_ours_to_remove(real: Path) -> None:
+    (real / "console-notes").mkdir()
+    start_another(real)
+    assert (real / "console-notes").is_dir()
 
 
 def test_touched_files_are_no_change_of_their_folder(tmp_path: Path) -> None:
