@@ -327,7 +327,9 @@ class Keeper:
         url = child.plan.health_url(child.port)
         while True:
             await asyncio.sleep(self._limits.look_seconds)
-            verdict = pulse.verdict(await self._around.probe.status(url), time.monotonic())
+            asked_at = time.monotonic()
+            status = await self._around.probe.status(url, pulse.patience(asked_at))
+            verdict = pulse.verdict(status, asked_at, time.monotonic())
             if verdict is not None:
                 return verdict
 

@@ -21,7 +21,7 @@ class SupervisorLimits:
     look_seconds: float = 2.0
     """Between two health checks of a process."""
     answer_seconds: float = 5.0
-    """For the answer to a health check."""
+    """The least time that a process has for the answer to a health check."""
     hang_seconds: float = 30.0
     """Without any answer for this long, the process is replaced."""
     unwell_seconds: float = 120.0
@@ -58,21 +58,30 @@ class Restarts:
 
 
 class Pulse:
-    """Judges a ready process by the answers of its health server."""
+    """Judges a ready process by the answers of its health server.
+
+    A slow process is not hung: an answer may take as long as the process may be silent. And if the supervisor
+    itself did not run for a while, as on a machine that was suspended, it asks once more.
+    """
 
     def __init__(self, limits: SupervisorLimits, now: float) -> None:
         self._limits = limits
         self._answered_at = now
         self._well_at = now
 
-    def verdict(self, status: int | None, now: float) -> str | None:
+    def patience(self, now: float) -> float:
+        """Return the seconds that the answer to a check may take which begins now."""
+        return max(self._answered_at + self._limits.hang_seconds - now, self._limits.answer_seconds)
+
+    def verdict(self, status: int | None, asked_at: float, now: float) -> str | None:
         """Return why the process must be replaced, or None. `status` is None for no answer."""
+        was_held_up = now - asked_at > self.patience(asked_at) + self._limits.answer_seconds
         if status is not None:
             self._answered_at = now
             if status < 400:
                 self._well_at = now
-        if now - self._answered_at > self._limits.hang_seconds:
+        elif now - self._answered_at >= self._limits.hang_seconds and not was_held_up:
             return f"did not answer for {now - self._answered_at:.0f} s"
-        if now - self._well_at > self._limits.unwell_seconds:
+        if status is not None and now - self._well_at > self._limits.unwell_seconds:
             return f"was not ready for {now - self._well_at:.0f} s"
         return None

@@ -26,16 +26,19 @@ class Probe:
     """An HTTP client for this machine: no proxy, and it accepts our own certificates."""
 
     def __init__(self, answer_seconds: float) -> None:
+        self._answer_seconds = answer_seconds
         self._client = httpx.AsyncClient(trust_env=False, verify=False, timeout=answer_seconds)
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def status(self, url: str) -> int | None:
-        """Return the status of a GET; None if there is no answer."""
+    async def status(self, url: str, seconds: float | None = None) -> int | None:
+        """Return the status of a GET; None if there is no answer within so long."""
+        seconds = self._answer_seconds if seconds is None else seconds
         try:
-            return (await self._client.get(url)).status_code
-        except httpx.HTTPError:
+            async with asyncio.timeout(seconds):
+                return (await self._client.get(url, timeout=None)).status_code
+        except (httpx.HTTPError, TimeoutError):
             return None
 
     async def first_answer(

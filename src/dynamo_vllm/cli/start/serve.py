@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dynamo_vllm import ports
-from dynamo_vllm.cli.start import gateway
+from dynamo_vllm.cli.start import gateway, serve_console
 from dynamo_vllm.config import build, checks, folders, planes, topology
 from dynamo_vllm.config.options import (
     ConsoleSettings,
@@ -25,14 +25,12 @@ from dynamo_vllm.engine import machine
 from dynamo_vllm.engine.vllm.compat import versions
 from dynamo_vllm.errors import ConfigError, StartError
 from dynamo_vllm.serving import scratch
-from dynamo_vllm.serving.watch import request_trace
 from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.planning import console as consoles
 from dynamo_vllm.supervise.planning import demos, group_names, shared_gpus
 from dynamo_vllm.supervise.planning import gateway as gateways
 from dynamo_vllm.supervise.planning import plan as plans
-from dynamo_vllm.supervise.planning.console import ConsolePlace
 from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
 if TYPE_CHECKING:
@@ -57,10 +55,6 @@ EPILOG = """\
 Every option of 'dynamo-vllm worker' (see its --help) and every engine flag of vLLM is accepted too
 and passed on to each worker, for example --served-model-name, --max-model-len or --enforce-eager."""
 
-CONSOLE_BEHIND_GATEWAY = (
-    "the console is also at {}/console/: log in with a key that has --admin (dynamo-vllm keys create NAME "
-    "--admin), or with --admin-token"
-)
 CRASH_NOTES = "DYN_VLLM_CRASH_NOTES"
 NOTED = (
     *("namespace", "discovery_backend", "file_kv", "etcd_endpoints"),
@@ -80,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         environment = {CRASH_NOTES: shared, **environment}
         wanted = with_gateway(wanted, options, environment)
         may_add = options.gateway is None and not options.open
-        console = consoles_settings(argv, options, environment)
+        console = serve_console.settings(given_flags(argv), options, environment)
         plan = prepare(
             wanted,
             environment,
@@ -155,6 +149,11 @@ def understand(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Ser
     described = from_file(options.config) if options.config else Topology()
     refuse_demo_beside(described, options)
     return options, topology.override(described, line)
+
+
+def given_flags(argv: Sequence[str]) -> dict[str, object]:
+    """Return the options of serve, frontend, gateway and console that the command line has."""
+    return vars(parser().parse_known_args(with_model_flag(argv))[0])
 
 
 def refuse_demo_beside(described: Topology, options: ServeOptions) -> None:
@@ -251,15 +250,15 @@ def prepare(
         if may_add_gateway and wanted.gateway is None:
             wanted = with_open_gateway(wanted, environment)
         if gateway_console:
-            refuse_console_behind_nothing(wanted, console)
+            serve_console.refuse_behind_nothing(wanted, console)
         wanted, place = gateway_place(wanted, environment, folder, gateway_folder, gateway_console)
     wanted = with_port(wanted, environment)
-    beside = None if console is None else console_place(console, wanted, environment, folder, place)
+    beside = None if console is None else serve_console.place(console, wanted, environment, folder, place)
     plan = plans.make(wanted, environment, folder.discovery, gpus, gateway=place, console=beside)
     if plan.said:
         print(plan.said, file=sys.stderr)
     if gateway_console:
-        print(CONSOLE_BEHIND_GATEWAY.format(plan.url), file=sys.stderr)
+        print(serve_console.BEHIND_GATEWAY.format(plan.url), file=sys.stderr)
     refuse_missing_models(plan)
     refuse_taken_ports(plan)
     ports.leave_out(plan.named_ports)
@@ -334,57 +333,6 @@ def gateway_place(
     socket = str(gateway_folder / "console") if has_console else None
     first, second, third = (ports.reserve_for_life() for _ in range(3))
     return wanted, GatewayPlace(str(gateway_folder), first, second, third, socket)
-
-
-def refuse_console_behind_nothing(wanted: Topology, console: ConsoleSettings | None) -> None:
-    """A gateway without keys knows no operators; and what it serves to everybody has the console's origin."""
-    if console is None:
-        raise ConfigError("--gateway-console and --no-console contradict each other; leave one of them out")
-    if wanted.gateway is None or wanted.gateway.get("open"):
-        raise ConfigError(
-            "--gateway-console needs a gateway with keys: give --gateway, without --open; or reach the "
-            "console at its own address with --console-host and --admin-token"
-        )
-
-
-def consoles_settings(
-    argv: Sequence[str], options: ServeOptions, environment: Mapping[str, str]
-) -> ConsoleSettings | None:
-    """Return what was said of the console; None if there is to be none."""
-    if not options.console:
-        return None
-    given, _ = parser().parse_known_args(with_model_flag(argv))
-    return build.from_values(ConsoleSettings, vars(given), environment)
-
-
-def console_place(
-    settings: ConsoleSettings,
-    wanted: Topology,
-    environment: Mapping[str, str],
-    folder: RunFolder,
-    behind: GatewayPlace | None = None,
-) -> ConsolePlace:
-    """Return where the console listens: on the port that the user named, or near that of the deployment."""
-    host = settings.console_host
-    front = build.from_values(FrontendOptions, wanted.frontend, environment)
-    after = front.port + 1
-    if settings.console_port:
-        port = settings.console_port
-        ports.refuse_taken("--console-port", host, port)
-    elif settings.console_port is None and after <= 65535 and not ports.is_taken(host, after):
-        port = after
-        ports.leave_out([port])
-    else:
-        port = ports.reserve_for_life()
-    database = None
-    if wanted.gateway is not None and not wanted.gateway.get("open"):
-        given = build.from_values(GatewaySettings, wanted.gateway, environment)
-        database = gateway.database_url(given, environment)
-    trace_url = request_trace.new_url(ports.reserve_for_life())
-    made = ConsolePlace(settings, port, folder.path, trace_url, database)
-    if behind is None or behind.console_socket is None:
-        return made
-    return dataclasses.replace(made, gateway_socket=behind.console_socket, gateway_host=front.host)
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:

@@ -33,7 +33,7 @@ EPILOG = (
 def main(argv: Sequence[str]) -> int:
     environment = folders.complete_environment(build.environment(), folders.for_worker)
     plan = worker_plan.parse(argv, environment, PROG, DESCRIPTION, EPILOG)
-    checks.check_worker(plan)
+    checks.check_worker(plan, starts=True)
     options, is_headless = plan.options, plan.node.is_headless
     anywhere = options.system_host or options.bind_host or "0.0.0.0"
     if options.system_port:

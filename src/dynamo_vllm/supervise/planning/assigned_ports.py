@@ -1,4 +1,4 @@
-"""Gives each worker the ports that the user named, and refuses a port that two would take."""
+"""Gives each process the ports that the user named, and refuses a port that two would take."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ class AssignedPorts:
 
     @property
     def named(self) -> frozenset[int]:
-        """All assigned ports, and the frontend's."""
+        """All assigned ports, with those of what is no worker."""
         return frozenset(self._owners)
+
+    def keep(self, port: int, owner: str) -> None:
+        """Give a port to something that is no worker; raise if it is another's."""
+        if port in self._owners:
+            raise ConfigError(f"{owner} {port} is taken by {self._owners[port]}; name another")
+        self._owners[port] = owner
 
     def next(self, name: str, option: str, first: int | None, count: int = 1) -> int | None:
         """Return the first of `count` ports for the worker `name`; None if the user named none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from dynamo_vllm.serving.watch import request_trace
 from dynamo_vllm.supervise.planning.process import COMMAND, Process, reachable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from dynamo_vllm.config.options import FrontendOptions
@@ -29,6 +30,7 @@ class ConsolePlace:
 
     settings: ConsoleSettings
     port: int
+    """Where it listens."""
     folder: Path
     """The run folder."""
     trace_url: str | None = None
@@ -38,6 +40,20 @@ class ConsolePlace:
     gateway_socket: str | None = None
     """Where the gateway passes requests on to the console; None if it does not."""
     gateway_host: str | None = None
+    spare_port: int | None = None
+    """A reserved one, if `port` is only the usual one."""
+
+    @property
+    def is_named(self) -> bool:
+        """Return whether the user has chosen the port."""
+        return bool(self.settings.console_port)
+
+
+def beside(place: ConsolePlace, named: Collection[int]) -> ConsolePlace:
+    """Return the place at its spare port if the usual one is among those of other processes."""
+    if place.port not in named or place.spare_port is None:
+        return place
+    return dataclasses.replace(place, port=place.spare_port)
 
 
 def url_of(place: ConsolePlace) -> str:

@@ -89,6 +89,10 @@ def make(
     workers = WorkerProcesses(
         wanted.model, shared, environment, gpus, front, embeddings, elsewhere, not several
     )
+    if public.port != front.port:  # the same on hosts of their own
+        workers.keep_port(public.port, "--port")
+    if console is not None and console.is_named:
+        workers.keep_port(console.port, "--console-port")
     for group in wanted.workers:
         workers.add(group)
     workers.check_roles()
@@ -98,8 +102,10 @@ def make(
     if console is not None:
         token = consoles.token_of(wanted, shared)
         checks.check_console_settings(console.settings, token)
+        if not console.is_named:
+            console = consoles.beside(console, workers.named_ports)
+            workers.keep_port(console.port, "the console's port")
         processes += (consoles.process(console, front, shared, url, frontend_url, token),)
-    named = workers.named_ports | {public.port}
     return Plan(
         url,
         public.host,
@@ -107,7 +113,7 @@ def make(
         tuple(workers.models),
         processes,
         front,
-        named,
+        workers.named_ports,
         frontend_url,
         needs_key=bool(beside) and not (wanted.gateway or {}).get("open"),
         said=said,

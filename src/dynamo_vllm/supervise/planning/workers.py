@@ -83,6 +83,10 @@ class WorkerProcesses:
     def named_ports(self) -> frozenset[int]:
         return self._ports.named
 
+    def keep_port(self, port: int, owner: str) -> None:
+        """Keep a port for something that is no worker; raise if it is another's."""
+        self._ports.keep(port, owner)
+
     def add(self, group: WorkerGroup) -> None:
         values = {"model": self._model} if self._model is not None else {}
         if self._system_port:

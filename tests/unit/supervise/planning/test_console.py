@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm import ports
-from dynamo_vllm.cli.start import serve
+from dynamo_vllm.cli.start import serve, serve_console
 from dynamo_vllm.config import build, checks
 from dynamo_vllm.config.options import ConsoleOptions, ConsoleSettings
 from dynamo_vllm.config.topology import Topology, WorkerGroup
@@ -66,11 +66,11 @@ def test_database_of_a_gateway_with_keys_goes_as_a_variable() -> None:
     frontend = {"port": 18000}
     url = "postgresql://u:secret@h/n"
     closed = Topology(frontend=frontend, gateway={"database": url})
-    place = serve.console_place(ConsoleSettings(), closed, {}, RunFolder(Path("/r")))
+    place = serve_console.place(ConsoleSettings(), closed, {}, RunFolder(Path("/r")))
     assert place.database == url
     opened = Topology(frontend=frontend, gateway={"database": url, "open": True})
-    assert serve.console_place(ConsoleSettings(), opened, {}, RunFolder(Path("/r"))).database is None
-    assert serve.console_place(ConsoleSettings(), Topology(), {}, RunFolder(Path("/r"))).database is None
+    assert serve_console.place(ConsoleSettings(), opened, {}, RunFolder(Path("/r"))).database is None
+    assert serve_console.place(ConsoleSettings(), Topology(), {}, RunFolder(Path("/r"))).database is None
     wanted = Topology(model="m", workers=(WorkerGroup(options={"engine": "fake"}),))
     process = console_of(plan.make(wanted, {}, DISCOVERY, console=place))
     assert options_of(process).database == url and "secret" not in " ".join(process.argv)
@@ -103,9 +103,32 @@ def test_plan_without_a_place_has_none() -> None:
     assert "console" not in {process.name for process in made.processes}
 
 
+def planned_with_ports(place: ConsolePlace, **worker: Any) -> Plan:
+    group = WorkerGroup(options={"engine": "fake", **worker}, count=2)
+    return plan.make(Topology(model="m", workers=(group,)), {}, DISCOVERY, console=place)
+
+
+def test_port_that_was_given_to_a_worker_is_not_the_consoles() -> None:
+    place = ConsolePlace(ConsoleSettings(), 8001, DISCOVERY.parent, spare_port=20001)
+    made = planned_with_ports(place, system_port=8001)
+    assert console_of(made).url == "http://127.0.0.1:20001/"
+    assert options_of(console_of(made)).console_port == 20001
+    assert made.named_ports == {8000, 8001, 8002, 20001}
+    assert console_of(planned_with_ports(place)).port == 8001
+
+
+def test_port_that_was_named_for_the_console_and_a_worker_is_refused() -> None:
+    place = ConsolePlace(ConsoleSettings(console_port=8002), 8002, DISCOVERY.parent)
+    with pytest.raises(ConfigError, match="--system-port 8001: 8002 for worker-2 is taken by --console-port"):
+        planned_with_ports(place, system_port=8001)
+    frontends = ConsolePlace(ConsoleSettings(console_port=8000), 8000, DISCOVERY.parent)
+    with pytest.raises(ConfigError, match="--console-port 8000 is taken by --port; name another"):
+        planned_with_ports(frontends)
+
+
 def settings_of(*argv: str, **env: str) -> ConsoleSettings | None:
     options, _ = serve.understand(argv, env)
-    return serve.consoles_settings(argv, options, env)
+    return serve_console.settings(serve.given_flags(argv), options, env)
 
 
 def test_serve_has_a_console_unless_told_not_to() -> None:
@@ -117,7 +140,7 @@ def test_serve_has_a_console_unless_told_not_to() -> None:
 
 
 def place_of(settings: ConsoleSettings, port: int) -> ConsolePlace:
-    return serve.console_place(settings, Topology(frontend={"port": port}), {}, RunFolder(Path("/r")))
+    return serve_console.place(settings, Topology(frontend={"port": port}), {}, RunFolder(Path("/r")))
 
 
 def test_port_is_the_next_one_or_a_free_one() -> None:
@@ -129,4 +152,5 @@ def test_port_is_the_next_one_or_a_free_one() -> None:
         other = place_of(ConsoleSettings(), taken - 1).port
         assert other not in (taken, taken - 1)
     assert place_of(ConsoleSettings(console_port=0), 8000).port not in (0, 8001)
-    assert place_of(ConsoleSettings(), taken - 1).port == taken
+    usual = place_of(ConsoleSettings(), taken - 1)
+    assert usual.port == taken and usual.spare_port not in (None, taken)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.cli.start import serve
+from dynamo_vllm.cli.start import serve_console
 from dynamo_vllm.config.options import ConsoleSettings
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.errors import ConfigError
@@ -40,8 +40,8 @@ def test_console_without_operators_is_refused(
     gateway: dict[str, object] | None, console: ConsoleSettings | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        serve.refuse_console_behind_nothing(wanted(gateway), console)
-    serve.refuse_console_behind_nothing(wanted({}), ConsoleSettings())
+        serve_console.refuse_behind_nothing(wanted(gateway), console)
+    serve_console.refuse_behind_nothing(wanted({}), ConsoleSettings())
 
 
 @pytest.mark.parametrize("socket", [SOCKET, None], ids=["with", "without"])

@@ -603,23 +603,40 @@ def test_long_healthy_process_begins_a_new_row() -> None:
 
 def test_process_without_answer_is_hung_after_its_limit() -> None:
     pulse = Pulse(SupervisorLimits(hang_seconds=30), now=0)
-    assert pulse.verdict(200, 10) is None
-    assert pulse.verdict(None, 40) is None
-    assert pulse.verdict(None, 41) == "did not answer for 31 s"
+    assert pulse.verdict(200, 10, 10) is None
+    assert pulse.verdict(None, 12, 39) is None
+    assert pulse.verdict(None, 39, 40) == "did not answer for 30 s"
+
+
+def test_slow_answer_is_waited_for_as_long_as_a_process_may_be_silent() -> None:
+    limits = SupervisorLimits(hang_seconds=30, answer_seconds=5)
+    pulse = Pulse(limits, now=0)
+    assert pulse.patience(2) == 28
+    assert pulse.verdict(200, 2, 29) is None
+    assert pulse.patience(31) == 28
+    assert pulse.patience(58) == limits.answer_seconds
+
+
+def test_process_is_asked_again_after_a_pause_of_the_whole_machine() -> None:
+    pulse = Pulse(SupervisorLimits(hang_seconds=30, answer_seconds=5), now=0)
+    assert pulse.verdict(None, 2, 300) is None, "nobody ran, the supervisor neither"
+    assert pulse.patience(302) == 5
+    assert pulse.verdict(None, 302, 307) == "did not answer for 307 s"
 
 
 def test_process_that_is_not_ready_gets_longer() -> None:
     pulse = Pulse(SupervisorLimits(unwell_seconds=120), now=0)
-    assert pulse.verdict(503, 119) is None
-    assert pulse.verdict(200, 120) is None
-    assert pulse.verdict(503, 240) is None
-    assert pulse.verdict(503, 241) == "was not ready for 121 s"
+    assert pulse.verdict(503, 119, 119) is None
+    assert pulse.verdict(200, 120, 120) is None
+    assert pulse.verdict(503, 240, 240) is None
+    assert pulse.verdict(503, 241, 241) == "was not ready for 121 s"
 
 
 def test_missed_look_does_not_make_a_process_well() -> None:
     pulse = Pulse(SupervisorLimits(hang_seconds=30, unwell_seconds=120), now=0)
-    assert [pulse.verdict(status, now) for status, now in ((503, 100), (None, 110), (503, 120))] == [None] * 3
-    assert pulse.verdict(503, 121) == "was not ready for 121 s"
+    told = ((503, 100), (None, 110), (503, 120))
+    assert [pulse.verdict(status, now, now) for status, now in told] == [None] * 3
+    assert pulse.verdict(503, 121, 121) == "was not ready for 121 s"
 
 
 def test_exit_statuses_are_said_in_words() -> None:
