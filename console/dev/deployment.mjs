@@ -1,6 +1,5 @@
 // Invents a deployment: two prefill, two decode and one encode worker, or many; with names that try to be markup.
-
-const HOSTILE = "<img src=x onerror=alert(1)>";
+import { HOSTILE, HOSTILE_BASE } from "./hostile.mjs";
 
 /** Numbers that look random and are the same in every run. */
 export function dice(seed) {
@@ -20,7 +19,7 @@ export function modelsOf({ hostile }) {
         { name: "demo-image", kind: "image", adapter_of: null, context: null },
         { name: "demo-speech", kind: "transcription", adapter_of: null, context: null },
     ];
-    if (hostile) models.push({ name: HOSTILE, kind: "chat", adapter_of: '"><script>alert(2)</script>', context: 4096 });
+    if (hostile) models.push({ name: HOSTILE, kind: "chat", adapter_of: HOSTILE_BASE, context: 4096 });
     return models;
 }
 

@@ -1,7 +1,6 @@
 // Invents requests, the router's decisions about them, and the prefix tree.
 import { dice, modelsOf, overviewOf } from "./deployment.mjs";
-
-const HOSTILE = "<img src=x onerror=alert(1)>";
+import { HOSTILE } from "./hostile.mjs";
 
 const known = new Map();
 

@@ -10,6 +10,7 @@ import { fileURLToPath } from "node:url";
 import { draw, embed, generate, rerank } from "./answers.mjs";
 import { makeBench } from "./bench.mjs";
 import { historyOf, modelsOf, overviewOf, sampleOf } from "./deployment.mjs";
+import { makeGateway } from "./gateway.mjs";
 import { log, logText } from "./logs.mjs";
 import { cachesOf, detailOf, requestOf } from "./requests.mjs";
 
@@ -51,26 +52,7 @@ const VERBS = [
 let options = { scale: 0, hostile: false, rate: 4, login: false, read_only: false, calm: false };
 let isIn = false;
 let number = 1000;
-let tenant = {
-    tenant: "research",
-    class: "normal",
-    requests_per_minute: 6000,
-    tokens_per_minute: null,
-    tokens_per_day: null,
-    requests_at_a_time: 64,
-};
-let keys = [
-    {
-        key: "dv-3f9a",
-        name: "alice",
-        tenant: "research",
-        state: "active",
-        requests_per_minute: 600,
-        tokens_per_minute: null,
-        tokens_per_day: 5000000,
-        requests_at_a_time: 8,
-    },
-];
+let gateway = makeGateway(options);
 const started = Date.now();
 const listeners = new Set();
 const rows = Array.from({ length: 300 }, (_, i) => requestOf(options, 999 - i, started / 1000 - i * 0.4));
@@ -86,6 +68,7 @@ function choose(query) {
         calm: flag("calm"),
     };
     isIn = false;
+    gateway = makeGateway(options);
     rows.splice(
         0,
         rows.length,
@@ -111,39 +94,7 @@ function refuse(reply, status, message, fix = null) {
 
 function act(verb, asked) {
     const done = (worker, said, reply = {}, ok = true) => ({ worker, ok, said, reply });
-    if (verb === "keys_limits") {
-        const { tenant: _, ...limits } = asked.body;
-        tenant = { ...tenant, ...limits };
-        return [done(null, "limits of research are set", tenant)];
-    }
-    if (verb === "keys_list") return [done(null, "listed", { keys, tenants: [tenant] })];
-    if (verb === "keys_create") {
-        keys = [
-            ...keys,
-            {
-                key: `dv-${keys.length}c1d`,
-                state: "active",
-                requests_per_minute: null,
-                tokens_per_minute: null,
-                tokens_per_day: null,
-                tenant: null,
-                ...asked.body,
-            },
-        ];
-        return [done(null, "created", { key: keys.at(-1).key, secret: "dv-secret-shown-once" })];
-    }
-    if (verb === "keys_revoke") {
-        keys = keys.map((key) => (key.key === asked.body.key ? { ...key, state: "revoked" } : key));
-        return [done(null, "revoked")];
-    }
-    if (verb === "usage")
-        return [
-            done(null, "", {
-                rows: [
-                    { name: "research", requests: 91234, prompt_tokens: 41e6, cached_tokens: 22e6, output_tokens: 9e6 },
-                ],
-            }),
-        ];
+    if (verb in gateway) return [done(null, ...gateway[verb](asked.body))];
     if (verb === "drain") {
         options.drained = [...(options.drained ?? []), asked.worker];
         return [done(asked.worker, "drained and stopped after 0.9 s")];
@@ -259,7 +210,8 @@ async function posted(request, reply, path) {
         }
         const verb = path.slice("/api/actions/".length);
         const results = act(verb, body);
-        publish("action", { at: Date.now() / 1000, verb, results });
+        const told = results.map(({ reply: _, ...result }) => result);
+        publish("action", { at: Date.now() / 1000, verb, results: told });
         return json(reply, { results });
     }
     const id = `chatcmpl-${rows[0].id}`;

@@ -10,15 +10,18 @@ export interface Sample {
     [figure: string]: unknown;
 }
 
+/** What somebody did. Replies may have a secret, which is for the one who asked. */
 export interface Done {
     at: number;
     verb: string;
-    results: ActionResult[];
+    results: Omit<ActionResult, "reply">[];
 }
 
 export const settings = store<Settings | null>(null);
 export const overview = store<Overview | null>(null);
 export const connection = store<Connection>("waiting");
+/** Counts the times that the stream began: what was missed before is to be loaded. */
+export const opened = store(0);
 export const samples = store<Sample[]>([]);
 export const recent = store<RequestRow[]>([]);
 export const bench = store<unknown>(null);
@@ -80,32 +83,49 @@ function inOrder(now: Overview): Overview {
     return { ...now, workers };
 }
 
-/** Listens until the returned function is called; comes back by itself after a break. */
+/**
+ * Listens until the returned function is called; comes back by itself after a break. A hidden page does not listen:
+ * browsers have few connections to one server, which all its pages share.
+ */
 export function listen(): () => void {
     let source: EventSource | null = null;
     let retry = 0;
-    const open = (): void => {
-        source = new EventSource("api/live");
-        source.onopen = () => connection.set("live");
-        source.onerror = () => {
-            connection.set("lost");
-            if (source?.readyState !== EventSource.CLOSED) return;
-            retry = window.setTimeout(open, RETRY_MS);
-        };
-        on(source, "overview", (value) => overview.set(inOrder(value as Overview)));
-        on(source, "sample", (value) => samples.set([...samples.get(), value as Sample].slice(-MOST_SAMPLES)));
-        on(source, "request", (value) => collect(value as RequestRow));
-        on(source, "bench", (value) => bench.set(value));
-        on(source, "action", (value) => actions.set(prepend(actions.get(), [value as Done], 50)));
+    const close = (): void => {
+        window.clearTimeout(retry);
+        source?.close();
+        source = null;
+        connection.set("waiting");
     };
-    open();
+    const open = (): void => {
+        const made = new EventSource("api/live");
+        source = made;
+        made.onopen = () => {
+            connection.set("live");
+            opened.set(opened.get() + 1);
+        };
+        made.onerror = () => {
+            connection.set("lost");
+            if (made.readyState === EventSource.CLOSED) retry = window.setTimeout(open, RETRY_MS);
+        };
+        on(made, "overview", (value) => overview.set(inOrder(value as Overview)));
+        on(made, "sample", (value) => samples.set([...samples.get(), value as Sample].slice(-MOST_SAMPLES)));
+        on(made, "request", (value) => collect(value as RequestRow));
+        on(made, "bench", (value) => bench.set(value));
+        on(made, "action", (value) => actions.set(prepend(actions.get(), [value as Done], 50)));
+    };
+    const follow = (): void => {
+        if (document.hidden) close();
+        else if (source === null) open();
+    };
+    document.addEventListener("visibilitychange", follow);
+    follow();
     get<Overview>("api/overview").then(
         (first) => overview.get() ?? overview.set(inOrder(first)),
         () => undefined,
     );
     return () => {
-        window.clearTimeout(retry);
-        source?.close();
+        document.removeEventListener("visibilitychange", follow);
+        close();
     };
 }
 

@@ -160,9 +160,13 @@ function Where({ known }: { known: Settings }): JSX.Element {
 
 function Foot({ known }: { known: Settings }): JSX.Element {
     const chosen = useStore(theme);
-    const leave = async (): Promise<void> => {
-        await post("api/logout", {}).catch(() => undefined);
-        isLoginNeeded.set(true);
+    const [said, say] = useState<string | null>(null);
+    const leave = (): void => {
+        // A new page has nothing of this one: no running answers, no conversations, no key.
+        post("api/logout", {}).then(
+            () => location.reload(),
+            (error: unknown) => say(sentence(error)),
+        );
     };
     return (
         <div class="foot">
@@ -178,10 +182,11 @@ function Foot({ known }: { known: Settings }): JSX.Element {
                 </a>
             )}
             {known.needs_login ? (
-                <button type="button" class="small" onClick={() => void leave()}>
+                <button type="button" class="small" onClick={leave}>
                     Log out
                 </button>
             ) : null}
+            {said === null ? null : <Notice>{said}</Notice>}
             {known.version === null ? null : <span class="faint">version {known.version}</span>}
         </div>
     );

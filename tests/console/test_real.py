@@ -13,7 +13,19 @@ import pytest
 
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.adapters import make_adapter
-from harness.browser import AXE, FULL, PAGES, Opened, asked, opening, serious, show
+from harness.browser import (
+    AXE,
+    FULL,
+    PAGES,
+    Opened,
+    asked,
+    choose,
+    fill_area,
+    open_tab,
+    opening,
+    serious,
+    show,
+)
 from harness.console import RealConsole, console
 from harness.waiting import until
 
@@ -77,6 +89,7 @@ def test_every_page_fits_and_has_nothing_serious(
     page = show(one, "")
     for place, title in {**PAGES, f"requests/{request_id(real)}": "request"}.items():
         page.evaluate("place => { location.hash = `#/${place}`; }", place)  # as a click in the menu
+        page.wait_for_selector(f"h1:text-is('{PAGES[place.partition('/')[0]]}')")
         page.wait_for_selector(".timeline" if title == "request" else FULL[place])
         wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         found[title] = [f"{wider} px too wide"] if wider > 0 else []
@@ -103,21 +116,29 @@ def test_page_asks_only_its_own_server_and_no_more_than_it_must(opened: Open, re
 # --- asking models ---------------------------------------------------------------------------------------
 
 
-def choose(page: Any, label: str, value: str) -> None:
-    page.select_option(f"label:text-is('{label}') + select", value)
-
-
-def test_chat_streams_and_its_request_is_explained(opened: Open) -> None:
+def test_chat_streams_until_it_is_stopped(opened: Open) -> None:
     one = opened()
     page = show(one, "playground")
     choose(page, "Model", "tiny")
+    page.fill("label:text-is('Most tokens') + input", "3500")
     page.fill(".compose textarea", "one two three " * 20)
     page.click("button:text-is('Send')")
-    page.wait_for_selector(".answer[aria-busy='true'] .text")  # some of the text, before its end
-    page.wait_for_selector("text=ended: length")
+    page.wait_for_selector(".answer[aria-busy='true'] .text")  # some of the text, long before its end
+    page.click("button:text-is('Stop')")
+    page.wait_for_selector(".answer[aria-busy='false']:has-text('ended: stopped by you')")
+    assert one.errors == []
+
+
+def test_chat_ends_and_its_request_is_explained(opened: Open) -> None:
+    one = opened()
+    page = show(one, "playground")
+    choose(page, "Model", "tiny")
+    asked(page, "one two three " * 20)
+    assert "ended: length" in page.inner_text(".timing")
     assert "gaps" in page.inner_text(".timing") and "256 tokens" in page.inner_text(".timing")
     page.click(".timing a")
     page.wait_for_selector("h2:text-is('Choice of the worker')")
+    page.wait_for_selector("tbody th:has-text('worker-2')")  # names come with the overview
     names = page.locator("tbody th").all_inner_texts()
     assert sorted(name.split()[0] for name in names) == ["worker-1", "worker-2"]
     assert page.locator("tbody th:has-text('chosen')").count() == 1
@@ -131,6 +152,7 @@ def test_two_models_answer_side_by_side(opened: Open) -> None:
     page = show(one, "playground")
     choose(page, "Model", "tiny")
     choose(page, "Beside it", MODEL)
+    assert page.locator(".talk h3").all_text_contents() == ["tiny", MODEL]
     page.fill(".compose textarea", "hello")
     page.click("button:text-is('Send')")
     page.wait_for_function("() => document.querySelectorAll('.talk .timing a').length === 2")
@@ -140,9 +162,9 @@ def test_two_models_answer_side_by_side(opened: Open) -> None:
 def test_completion_ends(opened: Open) -> None:
     one = opened()
     page = show(one, "playground")
-    page.click(".segments button:text-is('Completion')")
+    open_tab(page, "Completion")
     choose(page, "Model", "tiny")
-    page.fill(".playground > section:nth-child(2) textarea", "one two")
+    fill_area(page, "Prompt", "one two")
     page.click("button:text-is('Complete')")
     page.wait_for_selector("text=ended: length")
     assert one.errors == []
@@ -152,10 +174,16 @@ def test_load_test_is_drawn_while_it_runs(opened: Open) -> None:
     one = opened()
     page = show(one, "bench")
     choose(page, "Model", "tiny")
-    page.fill("label:text-is('Seconds') + input", "4")
     page.fill("label:text-is('Answer tokens') + input", "16")
+    run = "section:has(h2:text-is('Run'))"
+    page.fill("label:text-is('Seconds') + input", "120")
     page.click("button:text-is('Start')")
-    page.wait_for_selector("section:has(h2:text-is('Run')):has(.state:text-is('running')) .chart canvas")
+    page.wait_for_selector(f"{run}:has(.state:text-is('running')) .chart canvas")
+    page.click("button:text-is('Stop')")
+    page.wait_for_selector(f"{run} .state:text-is('stopped')")
+    page.fill("label:text-is('Seconds') + input", "4")
+    page.click("button:text-is('Start')")
+    page.wait_for_selector(f"{run} .state:text-is('done')")
     page.wait_for_selector("h2:text-is('Result')")
     cells = page.locator("section:has(h2:text-is('Result')) tbody td").all_inner_texts()
     assert int(cells[0].replace(",", "")) > 0 and cells[1] == "0", cells
@@ -173,7 +201,7 @@ def test_overview_follows_the_load(opened: Open, real: RealConsole) -> None:
 
     def is_shown() -> bool:
         real.ask("tiny", "hello")
-        return not page.inner_text(stat).startswith(("0\n", "–"))
+        return page.inner_text(stat).split()[0] not in ("0", "–")
 
     until("the rate of requests", is_shown)
     assert one.errors == []
@@ -191,7 +219,11 @@ def test_logs_are_filtered(opened: Open) -> None:
     page.wait_for_selector("text=No line fits.")
     page = show(one, "logs/worker-1")
     choose(page, "Level", "error")
-    page.wait_for_function("() => !document.querySelector('.log')?.innerText.includes('INFO')")
+    page.wait_for_function(
+        "() => { const lines = [...document.querySelectorAll('.log .line')];"
+        " if (lines.length === 0) return document.body.innerText.includes('No line fits.');"
+        " return lines.every((line) => !line.textContent.includes('INFO')); }"
+    )
     assert one.errors == []
 
 
@@ -208,6 +240,15 @@ def act(page: Any, button: str | None) -> str:
     page.click("dialog button:text-is('Close')")
     page.wait_for_selector("dialog", state="detached")
     return said
+
+
+def wait_for_done(page: Any, verbs: list[str]) -> None:
+    """Wait until the list of what was done has these and nothing else, the newest first."""
+    page.wait_for_function(
+        "verbs => [...document.querySelectorAll('.done > li > strong')].map((one) => one.textContent).join()"
+        " === verbs.join()",
+        arg=verbs,
+    )
 
 
 def verb(title: str) -> str:
@@ -228,6 +269,7 @@ def test_names_that_try_to_be_markup_stay_text(opened: Open, real: RealConsole, 
     for name in REFUSED:
         said = load_adapter(page, name, adapter)
         assert said.count("is not a valid name of an adapter") == 3, said
+    wait_for_done(page, ["load_lora"] * len(REFUSED))
     assert all(name in page.inner_text(".done") for name in REFUSED[:2])
     assert page.evaluate(MADE_OF_NAMES) == 0
     for place in PAGES:
@@ -274,7 +316,7 @@ def test_worker_sleeps_and_wakes(opened: Open, real: RealConsole) -> None:
     page.wait_for_selector(".bar-of .state:text-is('paused')")
     assert "worker-1: resumed" in act(page, verb("Resume"))
     page.wait_for_selector(".bar-of .state:text-is('ready')")
-    assert page.locator(".done > li").count() == 4
+    wait_for_done(page, ["resume", "pause", "wake_up", "sleep"])
     assert one.errors == []
 
 
@@ -283,7 +325,7 @@ def test_caches_are_cleared_on_all_workers(opened: Open) -> None:
     page = show(one, "operate")
     assert act(page, verb("Clear prefixes")).count(": KV blocks cleared") == 3
     assert act(page, verb("Reset caches")).count(": caches cleared") == 3
-    assert "clear_kv_blocks" in page.inner_text(".done") and "reset_caches" in page.inner_text(".done")
+    wait_for_done(page, ["reset_caches", "clear_kv_blocks"])
     assert one.errors == []
 
 
@@ -308,6 +350,11 @@ def test_process_is_restarted_drained_and_its_group_scaled(opened: Open, real: R
     assert "fast: 3 workers (worker-4 started)" in act(page, None)
     page.wait_for_selector("a:text-is('worker-4')")
     real.wait_for_workers(4)
+    page.click("[aria-label='Scale fast']")
+    page.fill("label:text-is('Workers') + input", "2")
+    assert "fast: 2 workers (worker-4 " in act(page, None)
+    page.wait_for_selector("a:text-is('worker-4')", state="detached")
+    real.wait_for_workers(3)
     assert one.errors == []
 
 

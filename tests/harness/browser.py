@@ -25,13 +25,14 @@ FULL = {
     "": ".topology svg",
     "playground": "textarea",
     "requests": "tbody tr",
-    "caches": ".heat canvas",
+    "caches": ".heat canvas[style]",
     "performance": ".chart canvas",
     "bench": "form button",
     "logs": ".log .line",
     "operate": ".verbs button",
 }
 """What is there once a page has its figures."""
+LIVE = ".where .state:text-is('live')"
 
 
 @dataclass
@@ -88,11 +89,33 @@ def opening(browser: Any, address: str) -> Iterator[Callable[..., Opened]]:
 
 
 def show(opened: Opened, place: str, served: str = "") -> Any:
-    """Open a page and wait for its figures."""
+    """Open a page and wait until it has its figures and hears what is new."""
     page = opened.go(place, served)
+    page.wait_for_selector(LIVE, state="attached")
     name, _, rest = place.partition("?")[0].partition("/")
     page.wait_for_selector(".timeline" if name == "requests" and rest else FULL[name])
     return page
+
+
+def redrawn(page: Any) -> None:
+    """Wait until what was changed before is drawn, which the page does in its next frame."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def choose(page: Any, label: str, value: str) -> None:
+    """Choose from a list; what is done after it finds the page as the choice has made it."""
+    page.select_option(f"label:text-is('{label}') + select", value)
+    redrawn(page)
+
+
+def open_tab(page: Any, title: str) -> None:
+    """Open a tab of the playground and wait for its fields: until then, those of the one before are there."""
+    page.click(f".segments button:text-is('{title}')")
+    page.wait_for_selector(f".segments button[aria-pressed=true]:text-is('{title}')")
+
+
+def fill_area(page: Any, label: str, text: str) -> None:
+    page.fill(f"label:text-is('{label}') + textarea", text)
 
 
 def open_request(opened: Opened, served: str = "") -> Any:
@@ -116,10 +139,10 @@ def serious(page: Any, axe: str) -> list[str]:
 
 
 def asked(page: Any, text: str, *, logprobs: bool = False) -> Any:
-    """Send a message and wait for the whole answer."""
+    """Send the first message and wait for the whole answer."""
     if logprobs:
         page.check("text=Log-probabilities")
     page.fill(".compose textarea", text)
     page.click("button:text-is('Send')")
-    page.wait_for_selector("text=ended:")
+    page.wait_for_selector(".answer[aria-busy='false']:has-text('ended:')")  # its counts come after its end
     return page

@@ -3,11 +3,12 @@ import type { JSX } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { get, post, sentence } from "../api";
 import { count, duration, milliseconds, percent, whole } from "../format";
-import { bench, settings } from "../live";
+import { bench, opened, settings } from "../live";
 import { useStore } from "../state";
 import type { Bench, Stage } from "../types";
 import { Chart } from "../ui/chart";
-import { Choice, Code, Empty, Input, Notice, Section, Segments, State } from "../ui/parts";
+import { Code } from "../ui/code";
+import { Choice, Empty, Input, Notice, Section, Segments, State } from "../ui/parts";
 import { Table, type Column } from "../ui/table";
 
 interface Form {
@@ -53,20 +54,17 @@ export function BenchPage(): JSX.Element {
     const known = useStore(settings);
     const state = useStore(bench) as Bench | null;
     const [problem, setProblem] = useState<string | null>(null);
+    const stream = useStore(opened);
+    const fail = (error: unknown): void => setProblem(sentence(error));
+    const refresh = (): Promise<void> => get<Bench>("api/bench").then((value) => bench.set(value), fail);
     useEffect(() => {
-        get<Bench>("api/bench").then(
-            (value) => bench.set(value),
-            (error: unknown) => setProblem(sentence(error)),
-        );
-    }, []);
+        setProblem(null);
+        void refresh();
+    }, [stream]);
     const act = async (path: string, body: unknown): Promise<void> => {
         setProblem(null);
-        try {
-            await post(path, body);
-            bench.set(await get<Bench>("api/bench"));
-        } catch (error) {
-            setProblem(sentence(error));
-        }
+        await post(path, body).catch(fail);
+        await refresh(); // also after a refusal: something else runs, or nothing any more
     };
     const isRunning = state?.state === "running";
     return (
@@ -201,7 +199,7 @@ function Run({ state }: { state: Bench }): JSX.Element {
                 <p class="hidden" role="status">
                     {state.state === "running" ? "The load runs." : `The run is ${state.state}.`}
                 </p>
-                {now === undefined ? null : (
+                {now === undefined || (state.state !== "running" && state.stages.length > 0) ? null : (
                     <p>
                         {whole(now.done)} done, {whole(now.failed)} failed, {count(now.requests_per_second)} requests/s,{" "}
                         {count(now.output_tokens_per_second)} output tokens/s

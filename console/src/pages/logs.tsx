@@ -1,6 +1,6 @@
 // The logs of the run folder: one process at a time, filtered, followed.
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { get, isAbort, sentence } from "../api";
 import { bytes } from "../format";
 import { keep, link, route } from "../route";
@@ -12,6 +12,8 @@ import { Check, Choice, Empty, Input, Notice, Section } from "../ui/parts";
 const PAGE = 500;
 const MOST_LINES = 3000;
 const FOLLOW_MS = 1500;
+/** So near to its end a log is at its end. */
+const END_PX = 4;
 const LEVELS = [
     ["", "all levels"],
     ["debug", "debug and above"],
@@ -29,8 +31,7 @@ interface Window {
 export function LogsPage(): JSX.Element {
     const { rest, query } = useStore(route);
     const { value, problem } = useLoad((signal) => get<{ logs: LogFile[] }>("api/logs", {}, signal), [], 10);
-    if (problem !== null) return <Notice>{problem}</Notice>;
-    if (value === null) return <Empty>Loading…</Empty>;
+    if (value === null) return problem === null ? <Empty>Loading…</Empty> : <Notice>{problem}</Notice>;
     if (value.logs.length === 0)
         return (
             <Empty>There are no log files here: only a deployment that serve started on this machine has them.</Empty>
@@ -60,6 +61,7 @@ export function LogsPage(): JSX.Element {
                     placeholder="part of a line"
                 />
             </div>
+            {problem === null ? null : <Notice>{problem}</Notice>}
             <Lines key={`${file.name} ${level} ${text}`} name={file.name} level={level} text={text} />
         </>
     );
@@ -71,6 +73,9 @@ function Lines({ name, level, text }: { name: string; level: string; text: strin
     const [problem, setProblem] = useState<string | null>(null);
     const box = useRef<HTMLDivElement>(null);
     const current = useRef<Window | null>(null);
+    const lastTop = useRef(0);
+    /** How many older lines came last, above those that were there. */
+    const added = useRef(0);
     const ask = (query: Record<string, number>, signal?: AbortSignal): Promise<LogPart> =>
         get<LogPart>(`api/logs/${encodeURIComponent(name)}`, { limit: PAGE, level, text, ...query }, signal);
     const show = (next: Window): void => {
@@ -91,12 +96,12 @@ function Lines({ name, level, text }: { name: string; level: string; text: strin
                     const part = await ask({ after: before.to }, stop.signal);
                     // A shorter file is a new one: the process began again.
                     if (part.to_byte < before.to) current.current = null;
-                    else if (part.lines.length > 0 || part.to_byte > before.to)
-                        show({
-                            ...before,
-                            lines: [...before.lines, ...part.lines].slice(-MOST_LINES),
-                            to: part.to_byte,
-                        });
+                    else if (part.lines.length > 0 || part.to_byte > before.to) {
+                        const lines = [...before.lines, ...part.lines];
+                        const kept = lines.slice(-MOST_LINES);
+                        const from = kept.length < lines.length ? kept[0]!.at_byte : before.from;
+                        show({ lines: kept, from, to: part.to_byte });
+                    }
                 }
                 setProblem(null);
             } catch (error) {
@@ -112,16 +117,36 @@ function Lines({ name, level, text }: { name: string; level: string; text: strin
             window.clearTimeout(timer);
         };
     }, [isFollowing]);
-    useEffect(() => {
-        if (isFollowing && box.current !== null) box.current.scrollTop = box.current.scrollHeight;
+    // Before anybody can see, or scroll, the new lines.
+    useLayoutEffect(() => {
+        const parent = box.current;
+        if (parent === null) return;
+        const first = parent.children[added.current];
+        if (isFollowing) parent.scrollTop = parent.scrollHeight;
+        else if (added.current > 0 && first !== undefined)
+            parent.scrollTop += first.getBoundingClientRect().top - parent.getBoundingClientRect().top;
+        added.current = 0;
     }, [shown, isFollowing]);
+    /** Who scrolls up reads; who comes to the end follows again. */
+    const scrolled = (parent: HTMLElement): void => {
+        const top = parent.scrollTop;
+        if (parent.scrollHeight - top - parent.clientHeight < END_PX) follow(true);
+        else if (top < lastTop.current) follow(false);
+        lastTop.current = top;
+    };
 
     const older = async (): Promise<void> => {
         if (shown === null) return;
         follow(false);
         try {
             const part = await ask({ before: shown.from });
-            show({ ...shown, lines: [...part.lines, ...shown.lines].slice(0, MOST_LINES), from: part.from_byte });
+            const lines = [...part.lines, ...shown.lines];
+            added.current = part.lines.length;
+            show({
+                lines: lines.slice(0, MOST_LINES),
+                from: part.from_byte,
+                to: lines[MOST_LINES]?.at_byte ?? shown.to,
+            });
         } catch (error) {
             setProblem(sentence(error));
         }
@@ -143,9 +168,7 @@ function Lines({ name, level, text }: { name: string; level: string; text: strin
                 role="region"
                 aria-label={`Log of ${name}`}
                 tabIndex={0}
-                onWheel={(event) => {
-                    if (event.deltaY < 0) follow(false);
-                }}
+                onScroll={(event) => scrolled(event.currentTarget)}
             >
                 {(shown?.lines ?? []).map((line) => (
                     <LogRow key={line.at_byte} line={line} />

@@ -1,14 +1,15 @@
 // Acts on workers, adapters, groups and keys. Each act asks first and shows the same as a command.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { ago, clock, plural } from "../format";
-import { actions, overview, settings } from "../live";
+import { ago, plural } from "../format";
+import { overview, settings } from "../live";
 import { keep, link, route } from "../route";
 import { useStore } from "../state";
 import type { Overview, Process, Worker } from "../types";
 import { Choice, Empty, Notice, Section, State } from "../ui/parts";
 import { Table, type Column } from "../ui/table";
-import { Ask, Results, type Question } from "./operate/ask";
+import { Ask, type Question } from "./operate/ask";
+import { DoneList } from "./operate/done";
 import { Gateway } from "./operate/gateway";
 import { drainOf, LOAD, restart, scale, unload, VERBS, type VerbInfo } from "./operate/verbs";
 
@@ -46,7 +47,10 @@ function nameOf(worker: Worker): string {
 
 function Workers({ now, verbs, ask }: { now: Overview; verbs: ReadonlySet<string>; ask: AskFor }): JSX.Element {
     const { query } = useStore(route);
-    const chosen = now.workers.find((worker) => worker.id === query.get("worker"));
+    const wanted = query.get("worker") ?? "";
+    const chosen = now.workers.find((worker) => worker.id === wanted);
+    // A worker that started again has another id. Acts on one that is gone must not become acts on all.
+    const isGone = wanted !== "" && chosen === undefined;
     const offered = VERBS.filter((info) => verbs.has(info.verb));
     const options = now.workers.map(
         (worker) => [worker.id, `${nameOf(worker)} (${worker.role ?? "?"}, ${worker.state})`] as const,
@@ -56,8 +60,12 @@ function Workers({ now, verbs, ask }: { now: Overview; verbs: ReadonlySet<string
             <div class="bar-of">
                 <Choice
                     label="Act on"
-                    value={chosen?.id ?? ""}
-                    options={[["", `all ${plural(now.workers.length, "worker")}`], ...options]}
+                    value={wanted}
+                    options={[
+                        ["", `all ${plural(now.workers.length, "worker")}`],
+                        ...options,
+                        ...(isGone ? [[wanted, `${wanted} (gone)`] as const] : []),
+                    ]}
                     onChoose={(id) => keep({ worker: id })}
                 />
                 {chosen === undefined ? null : <State of={chosen.state} />}
@@ -68,6 +76,7 @@ function Workers({ now, verbs, ask }: { now: Overview; verbs: ReadonlySet<string
                         <button
                             type="button"
                             aria-describedby={`does-${info.verb}`}
+                            disabled={isGone}
                             onClick={() =>
                                 ask({
                                     info,
@@ -278,28 +287,6 @@ function Groups({ now, ask }: { now: Overview; ask: AskFor }): JSX.Element {
                     },
                 ]}
             />
-        </Section>
-    );
-}
-
-const QUIET = new Set(["keys_list", "usage"]);
-
-function DoneList(): JSX.Element {
-    const done = useStore(actions).filter((one) => !QUIET.has(one.verb));
-    return (
-        <Section title="Done">
-            {done.length === 0 ? (
-                <Empty>Nothing was done since this page was opened.</Empty>
-            ) : (
-                <ol class="plain done">
-                    {done.map((one) => (
-                        <li key={`${one.at} ${one.verb}`}>
-                            <span class="faint">{clock(one.at)}</span> <strong>{one.verb}</strong>
-                            <Results results={one.results} />
-                        </li>
-                    ))}
-                </ol>
-            )}
         </Section>
     );
 }

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { get } from "../api";
 import { ago, count, plural } from "../format";
-import { heard, overview, samples, workerName } from "../live";
+import { heard, opened, overview, samples, workerName } from "../live";
 import { keep, link, route } from "../route";
 import { useStore } from "../state";
 import type { History, Numbers, Overview, Problem, Process } from "../types";
@@ -114,10 +114,12 @@ const FIGURES = [
 
 function Totals({ now }: { now: Overview }): JSX.Element {
     const [past, setPast] = useState<History | null>(null);
-    const live = useStore(samples);
+    const stream = useStore(opened);
     useEffect(() => {
         get<History>("api/history", { seconds: 600 }).then(setPast, () => undefined);
-    }, []);
+    }, [stream]);
+    const until = past?.series.at.at(-1) ?? 0;
+    const live = useStore(samples).filter((sample) => sample.at > until);
     const lines = (key: string): Numbers => {
         const name = key === "tokens_per_second" ? "output_tokens_per_second" : key;
         const before = (past?.series as unknown as Record<string, Numbers> | undefined)?.[name] ?? [];

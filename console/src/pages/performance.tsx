@@ -17,6 +17,7 @@ const RANGES = [
     ["900", "15 min"],
     ["3600", "1 hour"],
 ] as const;
+const STEPS = 360; // of an answer; there is nothing new before the next one
 const MOST_LINES = 6;
 const TABLE_ROWS = 60;
 
@@ -28,7 +29,7 @@ export function PerformancePage(): JSX.Element {
     const { value, problem } = useLoad(
         (signal) => get<History>("api/history", { seconds, ttft_ms: ttft, itl_ms: itl }, signal),
         [seconds, ttft, itl],
-        5,
+        Math.max(5, Number(seconds) / STEPS),
     );
     return (
         <>

@@ -7,5 +7,5 @@ import { RequestList } from "./requests/list";
 
 export function RequestsPage(): JSX.Element {
     const { rest } = useStore(route);
-    return rest === "" ? <RequestList /> : <RequestDetailView id={rest} />;
+    return rest === "" ? <RequestList /> : <RequestDetailView key={rest} id={rest} />;
 }

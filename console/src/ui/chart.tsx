@@ -5,6 +5,7 @@ import uPlot from "uplot";
 import { colour, colours, LINES } from "../theme";
 import { useStore } from "../state";
 import type { Numbers } from "../types";
+import { Empty } from "./parts";
 
 export interface Line {
     name: string;
@@ -24,7 +25,11 @@ interface ChartProps {
 
 const FONT = "11px system-ui, sans-serif";
 
-export function Chart({ label, at, lines, write, height = 170, isTime = true, most }: ChartProps): JSX.Element {
+export function Chart(props: ChartProps): JSX.Element {
+    return props.lines.length === 0 ? <Empty>No figures yet.</Empty> : <Plot {...props} />;
+}
+
+function Plot({ label, at, lines, write, height = 170, isTime = true, most }: ChartProps): JSX.Element {
     const box = useRef<HTMLDivElement>(null);
     const plot = useRef<uPlot | null>(null);
     const version = useStore(colours);

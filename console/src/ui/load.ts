@@ -8,11 +8,15 @@ export interface Loaded<T> {
     again: () => void;
 }
 
-/** `seconds` repeats it while the page is visible; what was there stays until the next answer. */
+/**
+ * `seconds` repeats it while the page is visible, without an end or until the first answer; what was there stays until
+ * the next one.
+ */
 export function useLoad<T>(
     load: (signal: AbortSignal) => Promise<T>,
     parts: readonly unknown[],
     seconds = 0,
+    until: "ever" | "known" = "ever",
 ): Loaded<T> {
     const [value, setValue] = useState<T | null>(null);
     const [problem, setProblem] = useState<string | null>(null);
@@ -27,6 +31,7 @@ export function useLoad<T>(
                 if (!document.hidden || seconds === 0) {
                     setValue(await current.current(stop.signal));
                     setProblem(null);
+                    if (until === "known") return;
                 }
             } catch (error) {
                 if (isAbort(error)) return;

@@ -1,6 +1,6 @@
 // The small parts that every page is made of.
 import type { ComponentChildren, JSX } from "preact";
-import { useId, useState } from "preact/hooks";
+import { useId } from "preact/hooks";
 import { percent } from "../format";
 
 type Tone = "good" | "warn" | "bad" | "idle";
@@ -147,13 +147,19 @@ interface ChoiceProps {
     options: readonly (readonly [value: string, text: string])[];
     onChoose: (value: string) => void;
     hint?: string;
+    disabled?: boolean;
 }
 
-export function Choice({ label, value, options, onChoose, ...rest }: ChoiceProps): JSX.Element {
+export function Choice({ label, value, options, onChoose, disabled = false, ...rest }: ChoiceProps): JSX.Element {
     return (
         <Field label={label} {...rest}>
             {(id) => (
-                <select id={id} value={value} onChange={(event) => onChoose(event.currentTarget.value)}>
+                <select
+                    id={id}
+                    value={value}
+                    disabled={disabled}
+                    onChange={(event) => onChoose(event.currentTarget.value)}
+                >
                     {options.map(([key, text]) => (
                         <option key={key} value={key} selected={key === value}>
                             {text}
@@ -268,31 +274,6 @@ export function Segments({ label, value, options, onChoose }: TabsProps): JSX.El
                     {text}
                 </button>
             ))}
-        </div>
-    );
-}
-
-/** Text to take away, with a button that copies it. */
-export function Code({ text, label }: { text: string; label: string }): JSX.Element {
-    const [said, say] = useState("");
-    const copy = (): void => {
-        navigator.clipboard.writeText(text).then(
-            () => say("Copied"),
-            () => say("Select and copy it by hand"),
-        );
-        window.setTimeout(() => say(""), 2500);
-    };
-    return (
-        <div class="code">
-            <pre tabIndex={0} role="region" aria-label={label}>
-                <code>{text}</code>
-            </pre>
-            <button type="button" class="small" onClick={copy} aria-label={`Copy: ${label}`}>
-                {said === "" ? "Copy" : said}
-            </button>
-            <span class="hidden" role="status">
-                {said}
-            </span>
         </div>
     );
 }

@@ -17,11 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dynamo_vllm import __version__
+from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.console.actions import Asked
 from dynamo_vllm.console.data.bench import BenchRequest
 from dynamo_vllm.console.data.history import ITL_SECONDS, KEPT_SECONDS, TTFT_SECONDS
 from dynamo_vllm.console.data.logs import LogQuery
-from dynamo_vllm.console.passing import passed_on
+from dynamo_vllm.console.passing import MOST_UPLOADS, passed_on
 from dynamo_vllm.console.replies import (
     JSON,
     ConsoleError,
@@ -115,6 +116,9 @@ class Routes:
         self._parts = parts
         self._sessions = sessions
         self._assets = read_assets()
+        self._reading_logs = asyncio.Lock()
+        """One page at a time: a filter that finds little reads megabytes."""
+        self._uploads = asyncio.Semaphore(MOST_UPLOADS)
 
     def all(self) -> list[Route]:
         get, post = ["GET"], ["POST"]
@@ -189,8 +193,7 @@ class Routes:
         asked = await decoded(request, dict[str, str])
         answer = reply({"logged_in": True})
         if self._parts.settings.needs_login:
-            client = request.headers.get(CLIENT, "") if self._parts.settings.is_behind_gateway else ""
-            secret = await self._sessions.open(asked.get("token", ""), client)
+            secret = await self._sessions.open(asked.get("token", ""), self._client(request))
             answer.set_cookie(
                 self._parts.settings.cookie,
                 secret,
@@ -201,6 +204,16 @@ class Routes:
                 secure=request.headers.get("origin", "").startswith("https://"),
             )
         return answer
+
+    def _client(self, request: Request) -> str:
+        """Return the address of the client, which the gateway tells of its own; nothing for this machine.
+
+        So users of this machine who come through the gateway are counted apart from those who do not.
+        """
+        if self._parts.settings.is_behind_gateway:
+            return request.headers.get(CLIENT, "")
+        address = "" if request.client is None else request.client.host
+        return "" if address in LOOPBACK_HOSTS else address
 
     async def logout(self, request: Request) -> Response:
         self._sessions.close(self._session(request))
@@ -267,7 +280,9 @@ class Routes:
             text=asked.get("text") or None,
         )
         name = request.path_params["name"]
-        return reply(await asyncio.to_thread(self._parts.logs.lines, name, query))
+        async with self._reading_logs:
+            found = await asyncio.to_thread(self._parts.logs.lines, name, query)
+        return reply(found)
 
     # --- what can be done ---------------------------------------------------------------------------------
 
@@ -287,7 +302,7 @@ class Routes:
         return reply(await self._parts.bench.stop())
 
     async def pass_on(self, request: Request) -> Response:
-        return await passed_on(request, self._parts.deployment)
+        return await passed_on(request, self._parts.deployment, self._uploads)
 
 
 def read_assets() -> dict[str, bytes]:

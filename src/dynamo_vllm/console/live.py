@@ -20,9 +20,10 @@ MOST_WAITING = 64
 BEAT_SECONDS = 15.0
 """Between two signs of life: only what is sent shows that a page has gone."""
 BEAT = b": \n\n"
-COLLECT_SECONDS = 0.25
-MOST_COLLECTED = 75
-"""A page shows 300 rows, and changes its list once per second when there are many."""
+COLLECT_SECONDS, COLLECT_MANY_SECONDS = 0.3, 1.0
+"""How long new ones wait for each other; longer after there were too many."""
+MOST_COLLECTED = 50
+"""More than anybody can read."""
 
 
 class Page:
@@ -127,6 +128,7 @@ class Collector:
         self._event = event
         self._waiting: deque[Callable[[], object | None]] = deque(maxlen=MOST_COLLECTED)
         self._timer: asyncio.TimerHandle | None = None
+        self._seconds = COLLECT_SECONDS
 
     def add(self, makers: Iterable[Callable[[], object | None]]) -> None:
         """Take functions that make what is sent; None is not sent."""
@@ -134,10 +136,12 @@ class Collector:
             return
         self._waiting.extend(makers)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COLLECT_SECONDS, self._send)
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._send)
 
     def _send(self) -> None:
         self._timer = None
+        is_full = len(self._waiting) == MOST_COLLECTED
+        self._seconds = COLLECT_MANY_SECONDS if is_full else COLLECT_SECONDS
         made = [value for make in self._waiting if (value := make()) is not None]
         self._waiting.clear()
         self._hub.publish_all(self._event, made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import httpx
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 16 << 20
 BODY_SECONDS = 300.0
+MOST_UPLOADS = 8
+"""Bodies that are read at once; the others wait for their turn."""
 READ = ("models",)
 ASKED = (
     *("chat/completions", "completions", "embeddings", "rerank", "score", "classify", "pooling"),
@@ -29,16 +32,17 @@ ACTIVE = ("text/html", "application/xhtml", "image/svg", "text/xml", "applicatio
 """Types that a browser could run something of."""
 
 
-async def passed_on(request: Request, deployment: httpx.AsyncClient) -> Response:
+async def passed_on(request: Request, deployment: httpx.AsyncClient, uploads: asyncio.Semaphore) -> Response:
     path: str = request.path_params["path"]
     if path not in (READ if request.method == "GET" else ASKED):
         raise ConsoleError(404, f"the console does not pass on {request.method} /v1/{path}")
-    body = await read_body(request, BODY_BYTES, BODY_SECONDS)
+    async with uploads:
+        body = await read_body(request, BODY_BYTES, BODY_SECONDS)
     headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
     headers["accept-encoding"] = "identity"  # the answer is passed on as it comes
     asked = deployment.build_request(request.method, f"/v1/{path}", content=body, headers=headers)
     try:
-        answer = await deployment.send(asked, stream=True)
+        answer = await _head(request, deployment, asked)
     except httpx.HTTPError as exc:
         why = str(exc) or type(exc).__name__
         raise ConsoleError(502, f"the deployment does not answer: {why}", "see the overview") from None
@@ -46,6 +50,26 @@ async def passed_on(request: Request, deployment: httpx.AsyncClient) -> Response
     if found.get("content-type", "").startswith(ACTIVE):
         found["content-type"] = "application/octet-stream"
     return StreamingResponse(_parts(answer), answer.status_code, found)
+
+
+async def _head(request: Request, deployment: httpx.AsyncClient, asked: httpx.Request) -> httpx.Response:
+    """Return the answer once it begins; if the page goes away before, the deployment learns of it."""
+    sending = asyncio.ensure_future(deployment.send(asked, stream=True))
+    leaving = asyncio.ensure_future(_has_left(request))
+    try:
+        await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            return await sending
+    finally:
+        leaving.cancel()
+        sending.cancel()  # one that is done stays done
+        await asyncio.wait((sending, leaving))
+    raise ConsoleError(499, "the page has left before the answer")
+
+
+async def _has_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:

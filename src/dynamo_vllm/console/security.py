@@ -2,14 +2,16 @@
 
 A console on loopback can be called by every web page that its user opens. So the Host header must name this
 server (against names that point here), a request that changes something must come from our own origin with
-a header that other origins cannot send without asking, and no answer may be read or framed by another.
+a header that other origins cannot send without asking, and no answer may be read or framed by another. What
+a browser asks for another page is not even made: some answers cost seconds.
 """
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from starlette.requests import cookie_parser
 
 from dynamo_vllm.console.replies import JSON, ConsoleError
 
@@ -39,6 +41,8 @@ OPEN = ("/live", "/api/settings", "/api/login")
 """Paths below NOT_KEPT, and the health check, that need no login."""
 READS = ("GET", "HEAD")
 MARK = "x-console"
+OWN_SITES = ("same-origin", "none")
+"""Values of Sec-Fetch-Site for requests of the page itself, and of the user; other programs send none."""
 
 
 class Guard:
@@ -84,6 +88,8 @@ class Guard:
                 f"{host!r} is not a name of this console",
                 "add it with --console-hosts, or use another URL",
             )
+        if path.startswith(NOT_KEPT) and headers.get("sec-fetch-site", "none") not in OWN_SITES:
+            raise ConsoleError(403, "this request comes from another page", "use the console's own page")
         if method not in READS:
             if not _is_same_origin(headers.get("origin"), host):
                 raise ConsoleError(403, "this request comes from another page", "use the console's own page")
@@ -112,8 +118,4 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def session_of(headers: Mapping[str, str], settings: Settings) -> str | None:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(settings.cookie)
-    except CookieError:
-        return None
-    return None if found is None else found.value
+    return cookie_parser(headers.get("cookie", "")).get(settings.cookie)

@@ -17,6 +17,7 @@ import uvicorn
 
 from dynamo_vllm.console import app
 from dynamo_vllm.console.actions import Actions
+from dynamo_vllm.console.connections import Connection
 from dynamo_vllm.console.data.bench import Bench
 from dynamo_vllm.console.data.frontends import Frontends
 from dynamo_vllm.console.data.history import History
@@ -204,6 +205,7 @@ def config_of(made: ASGIApp) -> uvicorn.Config:
         timeout_graceful_shutdown=END_SECONDS,
         limit_concurrency=256,
         h11_max_incomplete_event_size=64 << 10,
+        http=Connection,
         ws="none",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import logging
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 SESSION_SECONDS = 12 * 3600.0
 MOST_SESSIONS = 64
 WRONG_TOKENS, MOST_WRONG_TOKENS = 10, 100
-"""Within `WRONG_SECONDS`: of one client, and of all."""
+"""Within `WRONG_SECONDS`: of one client, and of all; beyond that each client has one try."""
+MOST_NOTED = 10_000
 WRONG_SECONDS = 60.0
 REFRESH_SECONDS = 2.0
 """After so long a key that was revoked lets nobody do anything."""
@@ -99,12 +101,17 @@ class Sessions:
         attempt = (now, network_of(client))
         self._refuse_too_many(*attempt)
         self._wrong.append(attempt)  # before anything is awaited, so that many at once count too
+        del self._wrong[:-MOST_NOTED]
         digest = None
         if not self._is_token(given):
-            digest = await self._admin_key(given)
+            try:
+                digest = await self._admin_key(given)
+            except ConsoleError:  # nobody could tell whether it was wrong
+                self._forgive(attempt)
+                raise
             if digest is None:
                 raise ConsoleError(401, "this does not log in", f"give {self.words}")
-        self._wrong.remove(attempt)
+        self._forgive(attempt)
         made = secrets.token_urlsafe(32)
         self._open = {one: about for one, about in self._open.items() if about[0] > now}
         while len(self._open) >= MOST_SESSIONS:
@@ -115,8 +122,13 @@ class Sessions:
     def _refuse_too_many(self, now: float, client: str) -> None:
         self._wrong = [one for one in self._wrong if now - one[0] < WRONG_SECONDS]
         of_client = sum(1 for _, other in self._wrong if other == client)
-        if of_client >= WRONG_TOKENS or len(self._wrong) >= MOST_WRONG_TOKENS:
+        most = WRONG_TOKENS if len(self._wrong) < MOST_WRONG_TOKENS else 1
+        if of_client >= most:
             raise ConsoleError(429, "too many wrong tokens", f"try again in {WRONG_SECONDS:.0f} s")
+
+    def _forgive(self, attempt: tuple[float, str]) -> None:
+        with contextlib.suppress(ValueError):  # it was long ago
+            self._wrong.remove(attempt)
 
     def _is_token(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
-from dynamo_vllm.console import app, security
+from dynamo_vllm.console import app, passing, security, sessions
 from dynamo_vllm.console.actions import Actions
 from dynamo_vllm.console.data.bench import Bench
 from dynamo_vllm.console.data.history import History
 from dynamo_vllm.console.data.logs import Logs
 from dynamo_vllm.console.data.overview import Poller
 from dynamo_vllm.console.live import Hub
+from dynamo_vllm.console.replies import ConsoleError
 from dynamo_vllm.console.settings import Settings
+from harness.waiting import until_async
 
 HOST = "127.0.0.1:8001"
 POSTED = {"origin": f"http://{HOST}", "x-console": "1"}
@@ -66,13 +69,14 @@ class Upstream:
     def __init__(self) -> None:
         self.seen: list[httpx.Request] = []
         self.answer = streamed(200, b"{}", "application/json")
+        self.make: Callable[[], httpx.Response] = lambda: self.answer
         self.client = httpx.AsyncClient(
             base_url="http://deployment", transport=httpx.MockTransport(self._handle)
         )
 
     def _handle(self, request: httpx.Request) -> httpx.Response:
         self.seen.append(request)
-        return self.answer
+        return self.make()
 
 
 class Console:
@@ -99,7 +103,8 @@ class Console:
             deployment=self.upstream.client,
             decisions=decisions,
         )
-        transport = httpx.ASGITransport(app.make(parts))
+        self.app = app.make(parts)
+        transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}")
 
     async def get(self, path: str, **headers: str) -> httpx.Response:
@@ -163,6 +168,16 @@ async def test_login_opens_and_logout_closes(tmp_path: Path) -> None:
     assert (await console.get("/api/history")).status_code == 200
     assert (await console.post("/api/logout")).json() == {"logged_in": False}
     assert (await console.get("/api/history")).status_code == 401
+
+
+async def test_wrong_logins_from_one_address_do_not_keep_others_out(tmp_path: Path) -> None:
+    console = Console(tmp_path, token="t")
+    for _ in range(sessions.WRONG_TOKENS):
+        assert (await console.post("/api/login", {"token": "wrong"})).status_code == 401
+    assert (await console.post("/api/login", {"token": "t"})).status_code == 429
+    elsewhere = httpx.ASGITransport(console.app, client=("10.0.0.7", 1234))
+    async with httpx.AsyncClient(transport=elsewhere, base_url=f"http://{HOST}") as other:
+        assert (await other.post("/api/login", json={"token": "t"}, headers=POSTED)).status_code == 200
 
 
 async def test_cookie_is_for_the_path_and_the_scheme_that_browsers_see(tmp_path: Path) -> None:
@@ -243,6 +258,27 @@ async def test_logs_are_listed_and_read(console: Console, tmp_path: Path) -> Non
     assert (await console.get("/api/logs/..%2Fx")).status_code == 404
 
 
+async def test_one_page_of_logs_is_read_at_a_time(
+    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worker-1.log").write_text("hello\n")
+    reading, most = 0, 0
+
+    async def read(do: Any, *args: Any) -> Any:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        for _ in range(10):
+            await asyncio.sleep(0)  # the others have their turn
+        reading -= 1
+        return do(*args)
+
+    monkeypatch.setattr(asyncio, "to_thread", read)
+    answers = await asyncio.gather(*(console.get("/api/logs/worker-1?text=h") for _ in range(5)))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert most == 1
+
+
 async def test_read_only_refuses_what_changes_something_and_still_asks_models(tmp_path: Path) -> None:
     console = Console(tmp_path, read_only=True)
     for path in ("/api/actions/pause", "/api/bench", "/api/bench/stop"):
@@ -270,6 +306,61 @@ async def test_question_goes_to_the_deployment_without_our_cookie(console: Conso
     assert seen.headers["accept-encoding"] == "identity", "else a compressed answer could not be read"
     assert seen.headers["authorization"] == "Bearer k"
     assert not {"cookie", "x-console", "origin"} & set(seen.headers)
+
+
+async def test_only_some_bodies_are_uploaded_at_once(console: Console) -> None:
+    begun, go_on = 0, asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal begun
+        begun += 1
+        await go_on.wait()
+        yield b"{}"
+
+    async def ask() -> int:
+        headers = {**POSTED, "content-length": "2"}
+        return (await console.http.post("/v1/completions", content=body(), headers=headers)).status_code
+
+    console.upstream.make = lambda: streamed(200, b"{}", "application/json")
+    asked = [asyncio.ensure_future(ask()) for _ in range(20)]
+    await until_async("some to begin", lambda: begun >= passing.MOST_UPLOADS)
+    await console.get("/live")  # by now the others have come too
+    assert begun == passing.MOST_UPLOADS
+    go_on.set()
+    assert await asyncio.gather(*asked) == [200] * 20
+
+
+class Thinking(httpx.AsyncBaseTransport):
+    """A deployment that takes for ever to answer."""
+
+    def __init__(self) -> None:
+        self.asked, self.stopped = asyncio.Event(), asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+        raise AssertionError
+
+
+async def test_request_that_the_user_stops_before_the_answer_is_stopped_at_the_deployment() -> None:
+    deployment = Thinking()
+    messages: list[Any] = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await deployment.asked.wait()
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "POST", "headers": [], "path_params": {"path": "completions"}}
+    client = httpx.AsyncClient(base_url="http://deployment", transport=deployment)
+    with pytest.raises(ConsoleError, match="the page has left"):
+        async with asyncio.timeout(30):
+            await passing.passed_on(Request(scope, receive), client, asyncio.Semaphore())
+    assert deployment.stopped.is_set()
 
 
 async def test_error_of_the_deployment_is_passed_on_and_pages_of_it_never_run(console: Console) -> None:

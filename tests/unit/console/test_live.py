@@ -104,6 +104,7 @@ async def test_rows_that_come_together_are_sent_together_and_only_the_newest(
     events = (await anext(page)).split(b"\n\n")[:-1]
     assert made == list(range(last - live.MOST_COLLECTED, last))
     assert len(events) == sum(number % 2 for number in made)
+    assert collector._seconds == live.COLLECT_MANY_SECONDS, "of so many, the next wait for each other longer"
 
 
 async def test_nothing_is_made_while_nobody_looks() -> None:

@@ -98,6 +98,15 @@ def test_request_that_changes_something_comes_from_the_page_itself(
     assert refusal(settings(), method, "/api/actions/sleep", **{**HERE, **changed}) == 403
 
 
+@pytest.mark.parametrize("path", ["/api/logs/worker-1", "/api/settings", "/v1/models"])
+def test_other_pages_do_not_make_it_work(path: str) -> None:
+    for site in ("cross-site", "same-site", "same-origin, same-origin", ""):
+        assert refusal(settings(), "GET", path, host=HOST, sec_fetch_site=site) == 403
+    for site in ("same-origin", "none"):
+        assert refusal(settings(), "GET", path, host=HOST, sec_fetch_site=site) is None
+    assert refusal(settings(), "GET", "/", host=HOST, sec_fetch_site="cross-site") is None  # a link to it
+
+
 @pytest.mark.parametrize(
     "path", ["/api/overview", "/api/live", "/v1/models", "/api/logout", "/api/settingsx"]
 )
@@ -126,6 +135,9 @@ def test_browsers_leave_out_the_usual_ports() -> None:
 def test_cookies_of_others_do_not_hide_ours_and_bad_ones_count_as_none() -> None:
     made = settings(token="t")
     assert security.session_of({"cookie": "a=1; console-8001=x; console-8002=y"}, made) == "x"
+    odd = 'theme={"dark": true}; [a]=1; b"c; console-8001=x; d@e=f g'
+    assert security.session_of({"cookie": odd}, made) == "x"
+    assert security.session_of({"cookie": "xconsole-8001=x; console-80011=x"}, made) is None
     assert security.session_of({"cookie": "\x00=;;;"}, made) is None
     assert security.session_of({}, made) is None
 

@@ -1,15 +1,19 @@
-"""Where the console listens."""
+"""Where the console listens, and which connections it keeps."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from dynamo_vllm import ports
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli.start import console
-from dynamo_vllm.console import server
+from dynamo_vllm.console import connections, server
 from dynamo_vllm.errors import StartError
 
 
@@ -54,3 +58,70 @@ def test_bad_settings_end_with_code_2(
     monkeypatch.setattr("dynamo_vllm.config.build.environment", dict)
     assert cli.run(["console", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+class Served:
+    """A server whose answers come when they are let go."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.let_go = asyncio.Event()
+
+    async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(sent)
+        return reader, writer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.let_go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest_asyncio.fixture
+async def served() -> AsyncIterator[Served]:
+    listening = server.listen("127.0.0.1", None, 0)
+    made = Served(ports.number(listening))
+    running = server.Server(server.config_of(made))
+    task = asyncio.ensure_future(running.serve([listening]))
+    yield made
+    running.should_exit = running.force_exit = True
+    await task
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", REQUEST[:-2]])
+async def test_connections_without_a_request_are_closed_and_answers_are_not(
+    served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    asking, writer = await served.connect(REQUEST)
+    silent, other = await served.connect(sent)
+    async with asyncio.timeout(30):
+        assert await silent.read() == b""
+        served.let_go.set()
+        assert (await asking.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    other.close()
+
+
+async def test_rest_of_a_request_that_does_not_come_closes_the_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    served.let_go.set()
+    reader, writer = await served.connect(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+    async with asyncio.timeout(30):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"x")
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_long_headers_are_refused(served: Served) -> None:
+    reader, writer = await served.connect(b"GET /" + b"x" * (70 << 10))
+    async with asyncio.timeout(30):
+        assert b"400" in await reader.readuntil(b"\r\n")
+    writer.close()

@@ -11,6 +11,7 @@ import pytest
 from dynamo_vllm.console import sessions as module
 from dynamo_vllm.console.replies import ConsoleError
 from dynamo_vllm.console.sessions import GatewayKeys, Sessions
+from dynamo_vllm.errors import DynamoVllmError
 from dynamo_vllm.gateway import schema
 from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.store import keys
@@ -63,7 +64,27 @@ async def test_one_client_does_not_lock_out_another() -> None:
     assert await refusal(sessions, "token", "10.0.0.1") is None
     for number in range(module.MOST_WRONG_TOKENS - module.WRONG_TOKENS):
         assert await refusal(sessions, "x", f"10.1.0.{number}") == 401
-    assert await refusal(sessions, "token", "10.0.0.1") == 429  # all of them together have a limit too
+    assert await refusal(sessions, "token", "10.1.0.1") == 429  # all of them together have a limit too
+    assert await refusal(sessions, "token", "10.0.0.1") is None  # who was never wrong has a try
+    assert await refusal(sessions, "x", "10.0.0.1") == 401
+    assert await refusal(sessions, "token", "10.0.0.1") == 429
+
+
+class NoDatabase:
+    """Keys of a gateway whose database is away."""
+
+    async def refresh(self) -> None:
+        raise DynamoVllmError("it does not answer")
+
+    def is_good(self, digest: bytes) -> bool:
+        return False
+
+
+async def test_key_that_could_not_be_looked_up_does_not_count_as_wrong() -> None:
+    sessions = Sessions("token", NoDatabase())
+    for _ in range(2 * module.WRONG_TOKENS):
+        assert await refusal(sessions, "a key") == 503
+    assert await refusal(sessions, "token") is None
 
 
 async def test_sessions_have_a_bound() -> None:

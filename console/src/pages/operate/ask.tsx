@@ -2,11 +2,12 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { post, sentence } from "../../api";
-import { actions, workerName } from "../../live";
+import { actions, connection, workerName, type Done } from "../../live";
 import { prepend } from "../../state";
 import type { ActionResult } from "../../types";
+import { Code } from "../../ui/code";
 import { Dialog } from "../../ui/dialog";
-import { Choice, Code, Input, Notice } from "../../ui/parts";
+import { Choice, Input, Notice } from "../../ui/parts";
 import { commandOf, type FieldInfo, type Values, type VerbInfo } from "./verbs";
 
 export interface Question {
@@ -84,23 +85,22 @@ export function Ask({ question, onClose }: { question: Question; onClose: () => 
     );
 }
 
-/** Asks the server to do it. What was done comes to all open pages; where it does not, this page notes it itself. */
+/** Asks the server to do it. What was done comes to all pages that listen; one that does not notes it itself. */
 export async function perform(
     verb: string,
     worker: string | null,
     body: unknown,
     group?: string,
 ): Promise<ActionResult[]> {
-    const before = actions.get()[0];
     const { results } = await post<{ results: ActionResult[] }>(`api/actions/${verb}`, {
         worker,
         body,
         ...(group === undefined ? {} : { group }),
     });
-    window.setTimeout(() => {
-        if (actions.get()[0] === before)
-            actions.set(prepend(actions.get(), [{ at: Date.now() / 1000, verb, results }], 50));
-    }, 1500);
+    if (connection.get() !== "live") {
+        const told = results.map(({ worker, ok, said }) => ({ worker, ok, said }));
+        actions.set(prepend(actions.get(), [{ at: Date.now() / 1000, verb, results: told }], 50));
+    }
     return results;
 }
 
@@ -134,7 +134,7 @@ function FieldOf({
     );
 }
 
-export function Results({ results }: { results: readonly ActionResult[] }): JSX.Element {
+export function Results({ results }: { results: Done["results"] }): JSX.Element {
     if (results.length === 0) return <p>There was nobody to ask.</p>;
     return (
         <ul class="plain results">

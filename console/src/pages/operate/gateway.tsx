@@ -3,8 +3,9 @@ import type { JSX } from "preact";
 import { useCallback, useEffect, useState } from "preact/hooks";
 import { sentence } from "../../api";
 import { whole } from "../../format";
+import { Code } from "../../ui/code";
 import { Dialog } from "../../ui/dialog";
-import { Choice, Code, Input, Notice, Section, State } from "../../ui/parts";
+import { Choice, Input, Notice, Section, State } from "../../ui/parts";
 import { Table } from "../../ui/table";
 import { reply } from "./ask";
 import { limitFlags, LimitFields, limitsBody, type Limits, type Typed } from "./limits";
@@ -103,7 +104,10 @@ function NewKey({ onClose }: { onClose: () => void }): JSX.Element {
     const [limits, setLimits] = useState<Typed>({});
     const [secret, setSecret] = useState<string | null>(null);
     const [problem, setProblem] = useState<string | null>(null);
+    const [isBusy, setBusy] = useState(false);
     const create = (): void => {
+        setBusy(true);
+        setProblem(null);
         const body = {
             name,
             ...(tenant === "" ? {} : { tenant }),
@@ -111,7 +115,10 @@ function NewKey({ onClose }: { onClose: () => void }): JSX.Element {
         };
         reply<{ secret: string }>("keys_create", body).then(
             (value) => setSecret(value.secret),
-            (error: unknown) => setProblem(sentence(error)),
+            (error: unknown) => {
+                setProblem(sentence(error));
+                setBusy(false);
+            },
         );
     };
     const flags = limitFlags(limits);
@@ -142,7 +149,7 @@ function NewKey({ onClose }: { onClose: () => void }): JSX.Element {
                 {problem === null ? null : <Notice>{problem}</Notice>}
                 <div class="buttons">
                     {secret === null ? (
-                        <button type="submit" class="primary" disabled={name.trim() === ""}>
+                        <button type="submit" class="primary" disabled={isBusy || name.trim() === ""}>
                             Create
                         </button>
                     ) : null}

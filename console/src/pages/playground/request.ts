@@ -1,4 +1,4 @@
-// Builds requests of the OpenAI API, and the same as curl and Python.
+// Builds requests of the OpenAI API.
 
 export interface Sampling {
     temperature: string;
@@ -101,107 +101,21 @@ export function userMessage(text: string, images: readonly string[]): Message {
     return { role: "user", content: [...parts, ...(text === "" ? [] : [{ type: "text" as const, text }])] };
 }
 
-/** Shortens data URLs, which nobody wants to read or copy. */
-function shortened(body: unknown): unknown {
-    return JSON.parse(
-        JSON.stringify(body, (_, value: unknown) =>
-            typeof value === "string" && value.startsWith("data:") && value.length > 80
-                ? `${value.slice(0, 40)}…`
-                : value,
-        ),
-    );
+/** Returns the lines that have something in them. */
+export function documentsOf(text: string): string[] {
+    return text.split("\n").filter((line) => line.trim() !== "");
 }
 
-export function asCurl(url: string, path: string, body: unknown, hasKey: boolean): string {
-    const text = JSON.stringify(shortened(body), null, 2).replaceAll("'", `'\\''`);
-    const key = hasKey ? ` \\\n  -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
-    return `curl ${url}/${path} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${text}'`;
+export function embeddingBody(model: string, text: string): Record<string, unknown> {
+    return { model, input: documentsOf(text) };
 }
 
-const CALLS: Record<string, [call: string, known: readonly string[]]> = {
-    "v1/chat/completions": [
-        "chat.completions.create",
-        [
-            "model",
-            "messages",
-            "temperature",
-            "top_p",
-            "max_tokens",
-            "seed",
-            "stop",
-            "presence_penalty",
-            "frequency_penalty",
-            "stream",
-            "stream_options",
-            "tools",
-            "tool_choice",
-            "logprobs",
-            "top_logprobs",
-            "response_format",
-            "n",
-        ],
-    ],
-    "v1/completions": [
-        "completions.create",
-        [
-            "model",
-            "prompt",
-            "temperature",
-            "top_p",
-            "max_tokens",
-            "seed",
-            "stop",
-            "presence_penalty",
-            "frequency_penalty",
-            "stream",
-            "stream_options",
-            "logprobs",
-            "n",
-        ],
-    ],
-    "v1/embeddings": ["embeddings.create", ["model", "input"]],
-    "v1/images/generations": ["images.generate", ["model", "prompt", "n", "size", "response_format"]],
-};
-
-export function asPython(url: string, path: string, body: Record<string, unknown>, hasKey: boolean): string {
-    const call = CALLS[path];
-    const fields = shortened(body) as Record<string, unknown>;
-    if (call === undefined) {
-        return `import httpx\n\nreply = httpx.post(\n    "${url}/${path}",\n    json=${python(fields, 1)},\n    timeout=60,\n)\nprint(reply.json())`;
-    }
-    const [name, known] = call;
-    const given = Object.entries(fields).filter(([key]) => known.includes(key));
-    const extra = Object.fromEntries(Object.entries(fields).filter(([key]) => !known.includes(key)));
-    const lines = given.map(([key, value]) => `    ${key}=${python(value, 1)},`);
-    if (Object.keys(extra).length > 0) lines.push(`    extra_body=${python(extra, 1)},`);
-    const client = `client = OpenAI(base_url="${url}/v1", api_key=${hasKey ? 'os.environ["OPENAI_API_KEY"]' : '"none"'})`;
-    const head = hasKey ? "import os\n\nfrom openai import OpenAI" : "from openai import OpenAI";
-    return `${head}\n\n${client}\nanswer = client.${name}(\n${lines.join("\n")}\n)\n${reading(path, fields["stream"] === true)}`;
+export function rerankBody(model: string, question: string, text: string): Record<string, unknown> {
+    return { model, query: question, documents: documentsOf(text) };
 }
 
-function reading(path: string, isStream: boolean): string {
-    const isChat = path === "v1/chat/completions";
-    if (isStream)
-        return `for chunk in answer:\n    if chunk.choices:\n        print(chunk.choices[0].${isChat ? "delta.content" : "text"} or "", end="", flush=True)`;
-    if (isChat) return "print(answer.choices[0].message.content)";
-    return path === "v1/completions" ? "print(answer.choices[0].text)" : "print(answer)";
-}
+export const SIZES = ["256x256", "512x512", "768x768", "1024x1024"] as const;
 
-function python(value: unknown, depth: number): string {
-    const pad = "    ".repeat(depth + 1);
-    const end = "    ".repeat(depth);
-    if (value === null || value === undefined) return "None";
-    if (value === true) return "True";
-    if (value === false) return "False";
-    if (Array.isArray(value))
-        return value.length === 0
-            ? "[]"
-            : `[\n${value.map((one) => `${pad}${python(one, depth + 1)},`).join("\n")}\n${end}]`;
-    if (typeof value === "object") {
-        const rows = Object.entries(value).map(
-            ([key, one]) => `${pad}${JSON.stringify(key)}: ${python(one, depth + 1)},`,
-        );
-        return rows.length === 0 ? "{}" : `{\n${rows.join("\n")}\n${end}}`;
-    }
-    return JSON.stringify(value);
+export function pictureBody(model: string, prompt: string, size: string): Record<string, unknown> {
+    return { model, prompt, size, n: 1, response_format: "b64_json" };
 }

@@ -16,6 +16,11 @@ export interface Session {
     /** One conversation for each model. */
     talks: Turn[][];
     prompt: string;
+    /** What documents are ranked by. */
+    question: string;
+    /** Of a picture, for example 512x512. */
+    size: string;
+    recording: File | null;
     /** The answers of the completions tab. */
     texts: Answer[];
     isRunning: boolean;
@@ -28,6 +33,9 @@ export const session = store<Session>({
     sampling: PLAIN,
     talks: [[]],
     prompt: "",
+    question: "",
+    size: "512x512",
+    recording: null,
     texts: [],
     isRunning: false,
     problem: null,

@@ -1,11 +1,13 @@
 // Writes down what is said in a recording.
 import type { JSX } from "preact";
-import { useId, useState } from "preact/hooks";
-import { Outcome, useTask } from "./task";
+import { useId } from "preact/hooks";
+import { useStore } from "../../state";
+import { change, session } from "./session";
+import { Buttons, Outcome, useTask } from "./task";
 
 export function Transcription({ model }: { model: string }): JSX.Element {
-    const [file, setFile] = useState<File | null>(null);
-    const [task, go] = useTask<{ text?: string }>();
+    const { recording: file } = useStore(session);
+    const { task, go, stop } = useTask<{ text?: string }>();
     const id = useId();
     const ask = (): void => {
         if (file === null) return;
@@ -28,15 +30,11 @@ export function Transcription({ model }: { model: string }): JSX.Element {
                         id={id}
                         type="file"
                         accept="audio/*,video/*"
-                        onChange={(event) => setFile(event.currentTarget.files?.[0] ?? null)}
+                        onChange={(event) => change({ recording: event.currentTarget.files?.[0] ?? null })}
                     />
-                    <span class="hint">at most 16 MB</span>
+                    <span class="hint">{file === null ? "at most 16 MB" : file.name}</span>
                 </div>
-                <div class="buttons">
-                    <button type="submit" class="primary" disabled={task.isBusy || file === null}>
-                        Write down
-                    </button>
-                </div>
+                <Buttons title="Write down" canGo={file !== null} task={task} stop={stop} />
             </form>
             <Outcome task={task} />
             {task.value === null ? null : <div class="text">{task.value.text ?? ""}</div>}

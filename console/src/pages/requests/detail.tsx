@@ -11,13 +11,18 @@ import { Empty, Notice, Section, State } from "../../ui/parts";
 import { Table, type Column } from "../../ui/table";
 import { explain, nameOf, partsOf } from "./explain";
 
+const ASK_SECONDS = 2;
+
 export function RequestDetailView({ id }: { id: string }): JSX.Element {
     useStore(overview); // names of workers come from there
-    // Who follows the link of an answer at once is here before the frontend's record of it.
+    // Who follows the link of an answer at once is here before the frontend's record of it. Of many requests not all
+    // are told to the page, so it also asks.
     const hasCome = useStore(recent).some((row) => row.id === id);
     const { value, problem } = useLoad(
         (signal) => get<RequestDetail>(`api/requests/${encodeURIComponent(id)}`, {}, signal),
         [id, hasCome],
+        ASK_SECONDS,
+        "known",
     );
     return (
         <>

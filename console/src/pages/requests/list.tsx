@@ -1,9 +1,9 @@
 // The list of requests: newest first, followed live until it is held.
 import type { JSX } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { get, sentence } from "../../api";
+import { get, isAbort, sentence } from "../../api";
 import { clock, milliseconds, percent, plural, whole } from "../../format";
-import { merged, overview, recent, settings, workerName } from "../../live";
+import { merged, opened, overview, recent, settings, workerName } from "../../live";
 import { keep, link, route } from "../../route";
 import { useStore } from "../../state";
 import type { RequestRow } from "../../types";
@@ -20,6 +20,13 @@ interface Answer {
     dropped: number;
     /** Why something is not shown. */
     notes?: string[];
+}
+
+/** The newest rows when the list, or the live stream, was opened or filtered. */
+interface First extends Answer {
+    filter: string;
+    /** What had come before: it is in the answer, or older than it. */
+    before: ReadonlySet<RequestRow>;
 }
 
 const COLUMNS: readonly Column<RequestRow>[] = [
@@ -74,43 +81,52 @@ export function RequestList(): JSX.Element {
     const { query } = useStore(route);
     const worker = query.get("worker") ?? "";
     const model = query.get("model") ?? "";
+    const filter = JSON.stringify([worker, model]);
     const live = useStore(recent);
-    const [first, setFirst] = useState<Answer>({ requests: [], dropped: 0 });
+    const stream = useStore(opened);
+    const [first, setFirst] = useState<First>({ requests: [], dropped: 0, filter: "", before: new Set() });
     const [older, setOlder] = useState<RequestRow[]>([]);
-    const [held, hold] = useState<RequestRow[] | null>(null);
+    const [isHeld, hold] = useState(false);
     const [problem, setProblem] = useState<string | null>(null);
     useEffect(() => {
-        setOlder([]);
-        get<Answer>("api/requests", { limit: PAGE, worker, model }).then(setFirst, (error: unknown) =>
-            setProblem(sentence(error)),
+        const stop = new AbortController();
+        const before = new Set(recent.get());
+        get<Answer>("api/requests", { limit: PAGE, worker, model }, stop.signal).then(
+            (answer) => {
+                setFirst({ ...answer, filter, before });
+                setProblem(null);
+            },
+            (error: unknown) => isAbort(error) || setProblem(sentence(error)),
         );
-    }, [worker, model]);
+        return () => stop.abort();
+    }, [filter, stream]);
+    useEffect(() => setOlder([]), [filter]);
     const fits = (row: RequestRow): boolean =>
         (worker === "" || row.worker === worker || row.prefill_worker === worker) &&
         (model === "" || row.model === model || row.adapter === model);
-    const newest = useMemo(
-        () => merged(first.requests, live.filter(fits)).slice(0, SHOWN),
-        [first, live, worker, model],
-    );
-    // Nothing moves under the pointer or the focus.
-    const still = useRef<RequestRow[]>([]);
-    const [isTouched, touch] = useState(false);
-    if (!isTouched) still.current = newest;
-    const top = held ?? still.current;
+    const newest = useMemo(() => {
+        const since = live.filter((row) => !first.before.has(row) && fits(row));
+        return merged(first.requests.filter(fits), since).slice(0, SHOWN);
+    }, [first, live, filter]);
+    // Nothing moves without Follow, or under the pointer or the focus, until another filter is answered.
+    const still = useRef({ filter: "", rows: newest });
+    const [isUnderPointer, setUnderPointer] = useState(false);
+    const [hasFocus, setFocus] = useState(false);
+    const isStill = (isHeld || isUnderPointer || hasFocus) && still.current.filter === filter;
+    if (!isStill) still.current = { filter: first.filter, rows: newest };
+    const top = still.current.rows;
     const seen = new Set(top.map((row) => row.id));
     const rows = [...top, ...older.filter((row) => !seen.has(row.id))];
-    // While rows flow past, elements are used again by place: cheaper than new ones for each request.
-    const isFlowing = held === null && !isTouched;
     const columns = rows.some((row) => row.tenant !== null)
         ? COLUMNS
         : COLUMNS.filter((column) => column.title !== "Tenant");
     const more = async (): Promise<void> => {
-        hold(top);
+        hold(true);
         const before = rows.at(-1)?.id ?? null;
         const next = await get<Answer>("api/requests", { limit: PAGE, before, worker, model }).catch((error: unknown) =>
             setProblem(sentence(error)),
         );
-        if (next) setOlder([...older, ...next.requests].slice(0, MOST_OLDER));
+        if (next && still.current.filter === filter) setOlder([...older, ...next.requests].slice(0, MOST_OLDER));
     };
     return (
         <>
@@ -118,9 +134,9 @@ export function RequestList(): JSX.Element {
                 <Filters worker={worker} model={model} />
                 <Check
                     label="Follow"
-                    checked={held === null}
+                    checked={!isHeld}
                     onChange={(on) => {
-                        hold(on ? null : newest);
+                        hold(!on);
                         if (on) setOlder([]);
                     }}
                 />
@@ -140,17 +156,20 @@ export function RequestList(): JSX.Element {
                 }
             >
                 <div
-                    onMouseEnter={() => touch(true)}
-                    onMouseLeave={() => touch(false)}
-                    onFocusIn={() => touch(true)}
-                    onFocusOut={() => touch(false)}
+                    onMouseEnter={() => setUnderPointer(true)}
+                    onMouseLeave={() => setUnderPointer(false)}
+                    onFocusIn={() => setFocus(true)}
+                    onFocusOut={({ currentTarget, relatedTarget }) =>
+                        setFocus(relatedTarget instanceof Node && currentTarget.contains(relatedTarget))
+                    }
                 >
                     <Table
                         caption="Requests, the newest first"
                         columns={columns}
                         rows={rows}
                         empty="No request yet. Send one in the playground."
-                        keyOf={isFlowing ? (_, i) => String(i) : (row) => row.id}
+                        // Elements are used again by place: cheaper than new ones, and the focus stays.
+                        keyOf={(_, i) => String(i)}
                     />
                 </div>
                 {rows.length >= SHOWN && older.length < MOST_OLDER ? (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.observe.frontend_figures import FrontendFigures, growth, percentile, share_within
@@ -29,7 +30,10 @@ _RATES = {
     "prompt_tokens_per_second": "prompt_tokens",
     "errors_per_second": "errors",
 }
-NOTHING = float("nan")
+PARTS = 10_000
+"""Figures of workers are kept as whole numbers of such parts: small, and quick to read."""
+NOTHING = -1
+MOST = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -47,8 +51,8 @@ class Sample:
     ttft_seconds: Buckets = field(default_factory=dict)
     itl_seconds: Buckets = field(default_factory=dict)
     workers: tuple[str, ...] = ()
-    values: array[float] = field(default_factory=lambda: array("f"))
-    """PER_WORKER of each worker, one after the other; not a number where there is none."""
+    values: array[int] = field(default_factory=lambda: array("i"))
+    """PER_WORKER of each worker, one after the other; NOTHING where there is none."""
 
 
 class History:
@@ -74,7 +78,7 @@ class History:
             self._workers = names
         sample.workers = self._workers  # the same tuple for all samples with the same workers
         values = (worker.get(name) for worker in workers.values() for name in PER_WORKER)
-        sample.values = array("f", (NOTHING if value is None else value for value in values))
+        sample.values = array("i", map(_parts, values))
         self._samples.append(sample)
         while self._samples[0].at < at - KEPT_SECONDS:
             self._samples.popleft()
@@ -104,36 +108,53 @@ class History:
         step = max(seconds / MOST_STEPS, 1.0)
         steps = _merged(samples, step)
         rows = [row(one, ttft_seconds, itl_seconds) for one in steps]
-        names = list(dict.fromkeys(name for one in steps for name in one.workers))
         found: dict[str, Any] = {
             name: [one[name] for one in rows] for name in ("at", *_RATES, "in_flight", "goodput")
         }
         for name in ("ttft_ms", "itl_ms"):
             found[name] = {part: [one[name][part] for one in rows] for part in _PERCENTILES}
-        found["workers"] = {
-            name: {part: [one["workers"].get(name, {}).get(part) for one in rows] for part in PER_WORKER}
-            for name in names
-        }
+        found["workers"] = _by_worker(steps)
         return {"step_seconds": step, "series": found}
 
 
 def row(
     sample: Sample, ttft_seconds: float = TTFT_SECONDS, itl_seconds: float = ITL_SECONDS
 ) -> dict[str, Any]:
-    """Return the figures of one step, with None where there was nothing."""
+    """Return the figures of all workers together in one step, with None where there was nothing."""
     found: dict[str, Any] = {"at": round(sample.at, 3), "in_flight": sample.in_flight}
     for name, counted in _RATES.items():
         found[name] = getattr(sample, counted) / sample.seconds if sample.seconds else None
     found["ttft_ms"] = _percentiles(sample.ttft_seconds)
     found["itl_ms"] = _percentiles(sample.itl_seconds)
     found["goodput"] = _goodput(sample, ttft_seconds, itl_seconds)
-    found["workers"] = {
-        name: {
-            part: None if value != value else round(value, 4)
-            for part, value in zip(PER_WORKER, sample.values[3 * n : 3 * n + 3], strict=True)
-        }
-        for n, name in enumerate(sample.workers)
-    }
+    return found
+
+
+def _parts(value: float | None) -> int:
+    """Return a worker's figure in whole parts; a worker may answer anything."""
+    if value is None or not value >= 0:  # also what is not a number
+        return NOTHING
+    return round(min(PARTS * value, MOST))
+
+
+def _by_worker(steps: Sequence[Sample]) -> dict[str, dict[str, list[float | None]]]:
+    """Return PER_WORKER of each worker for all steps, with None where it was not there.
+
+    There may be 100,000 figures: each is looked at once, and steps with the same workers go together.
+    """
+    found: dict[str, dict[str, list[float | None]]] = {}
+    begin = 0
+    for workers, same in groupby(steps, key=lambda step: step.workers):
+        values = [step.values for step in same]
+        end = begin + len(values)
+        columns = zip(*values, strict=True)
+        for name in workers:
+            if name not in found:
+                found[name] = {part: [None] * len(steps) for part in PER_WORKER}
+            for part in PER_WORKER:
+                column = next(columns)
+                found[name][part][begin:end] = [None if value < 0 else value / PARTS for value in column]
+        begin = end
     return found
 
 

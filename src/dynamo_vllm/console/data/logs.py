@@ -12,8 +12,11 @@ from dynamo_vllm.console.replies import ConsoleError
 from dynamo_vllm.observe.frontend_client import harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
+
+    _Line = tuple[int, str, str | None]
+    """Where it begins, its text, and its own level."""
 
 MOST_LINES = 2000
 MOST_BYTES = 4 << 20
@@ -95,14 +98,20 @@ class _Filter:
         self._least = least
         self._text = text
 
-    def chosen(self, lines: list[tuple[int, str, str | None]]) -> list[dict[str, Any]]:
+    def chosen(self, lines: Iterable[_Line]) -> list[dict[str, Any]]:
         found = []
         level: str | None = None
         for at, text, own in lines:
             level = own or level
-            if LEVELS.get(level or "INFO", 2) >= self._least and self._text in text.casefold():
+            if self.has_level(level) and self.has_text(text):
                 found.append({"at_byte": at, "text": text, "level": level and _word(level)})
         return found
+
+    def has_level(self, level: str | None) -> bool:
+        return LEVELS.get(level or "INFO", 2) >= self._least
+
+    def has_text(self, text: str) -> bool:
+        return self._text in text.casefold()
 
 
 def _word(level: str) -> str:
@@ -124,30 +133,49 @@ def _forwards(log: Any, start: int, size: int, limit: int, fits: _Filter) -> dic
 
 
 def _backwards(log: Any, end: int, limit: int, fits: _Filter) -> dict[str, Any]:
-    """Read steps until there are enough lines."""
-    start, data = end, b""
-    while True:
+    """Read steps until there are enough lines; each line is looked at when its step is read."""
+    start = begin = end
+    rest: list[bytes] = []
+    """What was read above `begin`, the last step first: the end of a line."""
+    found: list[dict[str, Any]] = []
+    waiting: list[_Line] = []
+    """Lines at the top, whose level is that of a line that is still to be read."""
+    levelled = None
+    """Where the line with a level begins that is highest."""
+    shown = 0
+    while start > 0 and end - start < MOST_BYTES and shown < limit:
         step = min(_STEP_BYTES, start)
         start -= step
         log.seek(start)
-        data = log.read(step) + data
-        is_first = start == 0
+        data = log.read(step)
         # The first line of what was read is the end of one, unless the log begins there.
-        head = 0 if is_first else data.find(b"\n") + 1 or len(data)
-        found = fits.chosen(_split(data[head:], start + head))
-        if is_first or len(found) >= limit or len(data) >= MOST_BYTES:
-            break
-    if head == len(data):  # one line fills all of it: show this part
-        head = 0
-        found = fits.chosen(_split(data, start))
-    begin = start + head
+        head = 0 if start == 0 else data.find(b"\n") + 1
+        if start > 0 and head == 0:
+            rest.append(data)
+            continue
+        begin = start + head
+        lines = _split(b"".join([data[head:], *reversed(rest)]), begin)
+        rest = [data[:head]]
+        top = next((number for number, line in enumerate(lines) if line[2]), len(lines))
+        if top < len(lines):
+            found = fits.chosen([*lines[top:], *waiting]) + found
+            waiting, levelled = [], lines[top][0]
+        waiting = [line for line in lines[:top] if fits.has_text(line[1])] + waiting
+        shown = len(found) + (len(waiting) if fits.has_level(None) else 0)
+    if begin == end:  # one line fills all of it: show this part
+        begin = start
+        found = fits.chosen(_split(b"".join(reversed(rest)), start))
+    elif fits.has_level(None):
+        found = fits.chosen(waiting) + found
+    elif waiting and start > 0 and levelled is not None:
+        begin = levelled  # the next page reads what they belong to
     if len(found) > limit:
         found = found[-limit:]
         begin = found[0]["at_byte"]
     return {"lines": found, "from_byte": begin, "to_byte": end}
 
 
-def _split(data: bytes, start: int) -> list[tuple[int, str, str | None]]:
+def _split(data: bytes, start: int) -> list[_Line]:
     found = []
     at = start
     for line in data.split(b"\n"):

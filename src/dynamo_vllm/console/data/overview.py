@@ -291,7 +291,8 @@ class Poller:
             "running": sum(int(rank.get("running") or 0) for rank in ranks),
             "waiting": sum(int(rank.get("waiting") or 0) for rank in ranks),
             "requests_per_second": self._rate(worker.instance, reply.get("requests"), now),
-            "tokens_per_second": round(sum(float(rank.get("tokens_per_second") or 0) for rank in ranks), 2),
+            "tokens_per_second": _sum(ranks, "tokens_per_second"),
+            "prompt_tokens_per_second": _sum(ranks, "prompt_tokens_per_second"),
             "uptime_seconds": reply.get("uptime_seconds"),
             "ranks": ranks,
             "kv_used": sum(float(rank.get("kv_usage") or 0) for rank in ranks) / len(ranks)
@@ -320,8 +321,12 @@ _SILENT: dict[str, Any] = {
     ),
     **{"models": [], "adapters": [], "versions": {}, "ranks": [], "tiers": []},
     **{"in_flight": 0, "running": 0, "waiting": 0},
-    **{"requests_per_second": None, "tokens_per_second": None},
+    **dict.fromkeys(("requests_per_second", "tokens_per_second", "prompt_tokens_per_second")),
 }
+
+
+def _sum(ranks: Sequence[Mapping[str, Any]], name: str) -> float:
+    return round(sum(float(rank.get(name) or 0) for rank in ranks), 2)
 
 
 def _are_routed_by_cache(workers: Sequence[Mapping[str, Any]]) -> bool:
@@ -378,14 +383,20 @@ def _share_a_model(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _edge(
     source: str, target: Mapping[str, Any], kind: str, measured: Mapping[str, Any], share: float
 ) -> dict[str, Any]:
-    """Return an edge; of several possible ends each gets the same share of what was measured."""
-    requests, tokens = measured["requests_per_second"], measured["tokens_per_second"]
+    """Return an edge; of several possible ends each gets the same share of what was measured.
+
+    The tokens are those generated, at prefill workers and from them those of prompts.
+    """
+    card = CARDS.get(str(measured["role"]))
+    is_prefill = card is not None and card.gives_kv
+    requests = measured["requests_per_second"]
+    tokens = measured["prompt_tokens_per_second" if is_prefill else "tokens_per_second"]
     return {
         "from": source,
         "to": target["id"],
         "kind": kind,
         "requests_per_second": None if requests is None else round(requests * share, 2),
-        "tokens_per_second": None if tokens is None or kind != "requests" else round(tokens * share, 2),
+        "tokens_per_second": None if tokens is None or kind == "encoded" else round(tokens * share, 2),
     }
 
 

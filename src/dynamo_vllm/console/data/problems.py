@@ -108,6 +108,11 @@ def _of_one(worker: Worker) -> Iterable[Problem]:
         why = "its KV cache is full and requests wait"
         fix = "add workers, or give its engine more memory"
         yield problem(f"worker {name} is full", why, fix, name)
+    if any(tier.get("is_paused") for tier in reply.get("tiers") or ()):
+        why = "it has failed or is full; prompts that it had are computed"
+        yield problem(
+            f"the disk with KV caches of worker {name} is paused", why, "see the worker's log", name
+        )
     error = reply.get("last_error") or {}
     seconds = float(error.get("seconds_ago") or 0)
     if error and seconds < RECENT_SECONDS:

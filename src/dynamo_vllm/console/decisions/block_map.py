@@ -12,23 +12,19 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from dynamo_vllm.console.decisions.change_log import KEEP_SECONDS, MOST_CHANGES, NEVER, ChangeLog
 from dynamo_vllm.console.decisions.shapes import Overlap, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dynamo_vllm.console.decisions.messages import Stored
 
 TIERS = 3
 MOST_BLOCKS = 400_000
 """Blocks of all workers together; each takes about 300 bytes."""
-MOST_CHANGES = 150_000
-"""Changes that can be undone for a question about an earlier time; each takes about 250 bytes."""
-KEEP_SECONDS = 600.0
-"""How long changes are kept. A worker's bits are used again only after that time."""
 FORGOTTEN_SHARE = 16
 """The part of the blocks that is forgotten at once, when there are too many."""
-NEVER = float("inf")
 
 
 class Use(NamedTuple):
@@ -36,10 +32,6 @@ class Use(NamedTuple):
 
     times: int
     last: float
-
-
-_Change = tuple[float, int, int]
-"""When a block changed, which, and the bits that it had before."""
 
 
 class _Left(NamedTuple):
@@ -62,7 +54,6 @@ class BlockMap:
     ) -> None:
         self._chain = chain
         self._most_blocks = most_blocks
-        self._most_changes = most_changes
         self._masks: dict[int, int] = {}
         self._parents: dict[int, int] = {}
         """The block before each block; 0 for the first of a prompt."""
@@ -72,13 +63,8 @@ class BlockMap:
         self._count = 0
         self._slots: dict[Worker, int] = {}
         self._left: deque[_Left] = deque()
-        self._changes: deque[_Change] = deque()
-        self._log: dict[int, list[_Change]] = {}
-        """The same changes by block."""
+        self._log = ChangeLog(most_changes)
         self._since: dict[Worker, float] = {}
-        self._latest = 0.0
-        """The time of the last change."""
-        self._log_begins = -NEVER
         self._forgotten_at = -NEVER
 
     @property
@@ -106,16 +92,18 @@ class BlockMap:
                 return False  # the router leaves such blocks out too: it cannot tell what is before them
             last = found
         bit = 1 << (TIERS * self._slots[worker] + tier)
+        masks, count = self._masks, len(known)
         for block in stored.blocks:
             here = self._chain(last, block.tokens_hash) if last else block.tokens_hash
-            if block.block_hash not in known:
-                self._count += 1
             known[block.block_hash] = here
-            mask = self._masks.get(here, 0)
+            mask = masks.get(here, 0)
             if not mask & bit:
-                self._change(here, mask, mask | bit, at)
+                masks[here] = mask | bit
                 self._parents[here] = last
+                if at is not None:
+                    self._log.add(here, mask, at)
             last = here
+        self._count += len(known) - count
         if self._count > self._most_blocks:
             self._forget_oldest(time.time() if at is None else at)
         return True
@@ -124,17 +112,18 @@ class BlockMap:
         known = self._of(worker)
         shift = TIERS * self._slots[worker]
         bit = 1 << (shift + tier)
+        masks, count = self._masks, len(known)
         for name in hashes:
             here = known.get(name)
             if here is None:
                 continue
-            mask = self._masks.get(here, 0)
+            mask = masks.get(here, 0)
             if mask & bit:
-                mask &= ~bit
-                self._change(here, mask | bit, mask, at)
+                self._take_away(here, mask, bit, at)
+                mask ^= bit
             if not mask >> shift & 7:
                 del known[name]
-                self._count -= 1
+        self._count += len(known) - count
 
     def clear(self, worker: Worker, at: float | None) -> None:
         known = self._of(worker)
@@ -142,7 +131,7 @@ class BlockMap:
         for here in known.values():
             mask = self._masks.get(here, 0)
             if mask & bits:
-                self._change(here, mask, mask & ~bits, at)
+                self._take_away(here, mask, bits, at)
         self._count -= len(known)
         known.clear()
 
@@ -162,7 +151,7 @@ class BlockMap:
             return
         self.clear(worker, at)
         self._left.append(_Left(at, worker, self._slots.pop(worker), self._since.pop(worker)))
-        self._latest = max(self._latest, at)
+        self._log.latest = max(self._log.latest, at)
         del self._known[worker]
 
     # --- what others ask
@@ -184,12 +173,11 @@ class BlockMap:
         begun = self._since.get(worker, NEVER)
         if worker not in self._slots:
             begun = next((left.since for left in self._left if left.worker == worker and left.at > at), NEVER)
-        return begun <= at and self._log_begins <= at and self._forgotten_at < begun
+        return begun <= at and self._log.begins <= at and self._forgotten_at < begun
 
     def changes_between(self, hashes: Sequence[int], begin: float, end: float) -> list[float]:
         """Return when anything about these blocks changed, within this time."""
-        found = {when for here in hashes for when, _, _ in self._log.get(here, ()) if begin <= when <= end}
-        return sorted(found)
+        return self._log.times(hashes, begin, end)
 
     def use(self, hashes: Sequence[int], at: float, times: int = 1) -> None:
         """Count requests, one of which has a prompt that begins with these blocks."""
@@ -225,40 +213,23 @@ class BlockMap:
         return known
 
     def _free_slot(self) -> int:
-        if self._left and self._left[0].at < self._latest - 2 * KEEP_SECONDS:
+        if self._left and self._left[0].at < self._log.latest - 2 * KEEP_SECONDS:
             return self._left.popleft().slot
         return len(self._slots) + len(self._left)
 
-    def _change(self, here: int, before: int, after: int, at: float | None) -> None:
+    def _take_away(self, here: int, mask: int, bits: int, at: float | None) -> None:
+        """Take bits from those of a block; when none are left, whoever used it used the one before it."""
+        after = mask & ~bits
         if after:
             self._masks[here] = after
         else:
-            self._masks.pop(here, None)
+            del self._masks[here]
             parent = self._parents.pop(here, 0)
             use = self._uses.pop(here, None)
             if use is not None and parent in self._masks:
                 self._add_use(parent, use)
-        if at is None:
-            return
-        if at > self._latest:
-            self._latest = at
-        change = (at, here, before)
-        self._changes.append(change)
-        log = self._log.get(here)
-        if log is None:
-            self._log[here] = [change]
-        else:
-            log.append(change)
-        while len(self._changes) > self._most_changes or self._changes[0][0] < at - KEEP_SECONDS:
-            self._drop_change()
-
-    def _drop_change(self) -> None:
-        self._log_begins, here, _ = self._changes.popleft()
-        log = self._log[here]
-        if len(log) == 1:
-            del self._log[here]
-        else:
-            del log[0]
+        if at is not None:
+            self._log.add(here, mask, at)
 
     def _add_use(self, here: int, more: Use) -> None:
         times, last = self._uses.get(here, (0, 0.0))
@@ -273,7 +244,7 @@ class BlockMap:
             self._count -= 1
             mask = self._masks.get(here, 0)
             if mask & bits:
-                self._change(here, mask, mask & ~bits, at)
+                self._take_away(here, mask, bits, at)
         self._forgotten_at = at
 
     def _ends(self, hashes: Sequence[int], at: float | None) -> dict[int, list[int]]:
@@ -314,19 +285,10 @@ class BlockMap:
             found |= 1 << (TIERS * slot)
         return found
 
-    def _masks_at(self, hashes: Sequence[int], at: float | None) -> Iterator[int]:
-        masks, log = self._masks, self._log
-        if at is None or not log:
-            for here in hashes:
-                yield masks.get(here, 0)
-            return
-        for here in hashes:
-            for when, _, before in log.get(here, ()):
-                if when > at:
-                    yield before
-                    break
-            else:
-                yield masks.get(here, 0)
+    def _masks_at(self, hashes: Sequence[int], at: float | None) -> Iterable[int]:
+        if at is None:
+            return [self._masks.get(here, 0) for here in hashes]
+        return self._log.states(hashes, at, self._masks)
 
 
 def tiers_of(counts: Mapping[int, int]) -> dict[int, list[int]]:

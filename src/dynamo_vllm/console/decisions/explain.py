@@ -61,6 +61,15 @@ class Decision:
         return self.loads is not None
 
 
+def is_booked_whole(ended: Ended, bookings: Sequence[Booking]) -> bool:
+    """Return whether no choice is without a booking: a frontend has a publisher for each phase, and of one
+    that was just connected the first messages are lost.
+    """
+    phases = {booking.is_prefill for booking in bookings}
+    is_whole = False in phases and (ended.prefill_worker is None or True in phases)
+    return is_whole or ended.worker is None  # then the record says less
+
+
 def stays(ended: Ended, frontend: Frontend) -> list[Stay]:
     """Return where a request without bookings was, in the order in which workers were chosen."""
     if ended.worker is None:
@@ -214,7 +223,8 @@ def shown(decision: Decision, past: PastLoad, settled: float, name: Callable[[in
         only = None if decision.frontend.is_synced else decision.frontend.name
         loads = past.at(decision.candidates, decision.stay, only)
         are_loads_exact = (
-            decision.at <= settled
+            not decision.frontend.is_synced  # else it has booked the request, but nobody heard of it
+            and decision.at <= settled
             and past.reaches(decision.at)
             and past.is_clear(decision.stay, only, CLEAR_SECONDS)
         )

@@ -44,7 +44,8 @@ class LiveLoad:
         found = {}
         for worker in workers:
             held = self._blocks.get(worker)
-            new = len(distinct - held.keys()) if held else len(distinct)
+            # `distinct - held.keys()` would go through all that is held.
+            new = sum(block not in held for block in distinct) if held else len(distinct)
             found[worker] = Load(self._requests[worker], self._prefill[worker], new + len(held or ()))
         return found
 

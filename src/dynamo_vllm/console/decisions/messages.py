@@ -25,32 +25,32 @@ class Unreadable(DynamoVllmError):
     """This is not a message of the runtime's version 1."""
 
 
-class Block(msgspec.Struct):
+class Block(msgspec.Struct, gc=False):
     block_hash: int
     tokens_hash: int
 
 
-class Stored(msgspec.Struct):
+class Stored(msgspec.Struct, gc=False):
     blocks: list[Block]
     parent_hash: int | None = None
 
 
-class Removed(msgspec.Struct):
+class Removed(msgspec.Struct, gc=False):
     block_hashes: list[int]
 
 
-class Change(msgspec.Struct):
+class Change(msgspec.Struct, gc=False):
     stored: Stored | None = None
     removed: Removed | None = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     data: Change | str
     """A word is "cleared"."""
     dp_rank: int = 0
 
 
-class WorkerEvent(msgspec.Struct):
+class WorkerEvent(msgspec.Struct, gc=False):
     worker_id: int
     event: Event
     storage_tier: str = "device"

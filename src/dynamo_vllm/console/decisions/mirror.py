@@ -7,6 +7,7 @@ frontends with --router-replica-sync. Who was not heard from the beginning is re
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import time
@@ -19,13 +20,14 @@ from dynamo_vllm.console.decisions.block_map import BlockMap
 from dynamo_vllm.console.decisions.events import EventFeed
 from dynamo_vllm.console.decisions.load import LiveLoad
 from dynamo_vllm.console.decisions.shapes import Worker
+from dynamo_vllm.console.decisions.snapshots import Snapshots, apply
 from dynamo_vllm.errors import DynamoVllmError
 from dynamo_vllm.serving.watch.discovery import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from dynamo_vllm.console.decisions.messages import ActiveEvent, Envelope, WorkerEvent
+    from dynamo_vllm.console.decisions.messages import ActiveEvent, Envelope
     from dynamo_vllm.console.decisions.shapes import Load
     from dynamo_vllm.serving.watch.discovery import Channel, Member
 
@@ -33,15 +35,11 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 HEAR_SECONDS = 1.5
 """How long a new worker may take for its first message, before a snapshot is taken."""
-SNAPSHOT_SECONDS = 5.0
-"""The least time between two snapshots; it doubles up to LONGEST_SECONDS while they are needed."""
-LONGEST_SECONDS = 300.0
 GONE_SECONDS = 600.0
 """How long a worker that is gone can still be named as a candidate of an earlier request."""
 MOST_GONE = 1000
 SKEW_SECONDS = 2.0
 """A publisher's clock is believed if it differs by less from ours."""
-SLICE_BLOCKS = 2000
 SETTLE_SECONDS = 120.0
 """After lost bookings, loads are taken for exact again after this time."""
 RACE_SECONDS = 0.002
@@ -95,12 +93,13 @@ class Mirror:
     ) -> None:
         self.blocks = BlockMap(chain)
         self.live = LiveLoad()
+        self.snapshots = Snapshots(self.blocks, snapshot, self.member)
         self._discovery = discovery
-        self._snapshot = snapshot
         self._on_booking = on_booking
         self._on_free = on_free
         self._feed: EventFeed | None = None
         self._seen = Seen()
+        self._is_first = True
         self._present: dict[int, _Presence] = {}
         self._gone: deque[_Presence] = deque(maxlen=MOST_GONE)
         self._alike: dict[tuple[str, tuple[str, ...]], list[Worker]] = {}
@@ -112,10 +111,6 @@ class Mirror:
         still answers it lists only as a publisher."""
         self._to_hear: dict[int, float] = {}
         """Publishers of KV events that said nothing yet, and until when they may."""
-        self._stale: set[Worker] = set()
-        self._held: list[tuple[Worker, WorkerEvent, float]] | None = None
-        self._next_snapshot = 0.0
-        self._wait_seconds = SNAPSHOT_SECONDS
         self._moments: dict[int, deque[float]] = {}
         """When each frontend booked or freed something."""
         self._loads_since = NEVER
@@ -124,26 +119,39 @@ class Mirror:
         """When a request last gave its first token or ended at a worker."""
         self.why_not: str | None = None
         """Why nothing can be shown."""
+        self.can_explain = True
+        """Whether caches are known, or there are none that routers know of."""
 
     async def run(self) -> None:
         """Run until cancelled."""
         feed = self._feed = EventFeed(self.take, self.hear_connection)
-        is_first = True
         try:
-            while True:
-                try:
-                    seen = await self._discovery.look()
-                    self.see(seen, feed, is_first)
-                    is_first = False
-                    await self._refresh(feed)
-                except DynamoVllmError as exc:
-                    if self.why_not != str(exc):
-                        logger.warning("routing decisions: %s", exc)
-                    self.why_not = str(exc)
-                await asyncio.sleep(LOOK_SECONDS)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._repeat(functools.partial(self._look, feed)))
+                tasks.create_task(self._repeat(self.snapshots.refresh))  # which may take a minute
         finally:
             self._feed = None
             feed.close()
+
+    async def _repeat(self, do: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await do()
+            except DynamoVllmError as exc:
+                self._say(str(exc))
+            except Exception as exc:  # what goes wrong once must not end the console
+                self._say(f"the deployment cannot be followed: {exc!r}", exc)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _look(self, feed: EventFeed) -> None:
+        self.see(await self._discovery.look(), feed, self._is_first)
+        self._is_first = False
+        self._note_silent(feed)
+
+    def _say(self, why: str, exc: Exception | None = None) -> None:
+        if self.why_not != why:
+            logger.warning("routing decisions: %s", why, exc_info=exc)
+        self.why_not = why
 
     def catch_up(self) -> None:
         """Read the messages that have come: a request is booked before its record comes."""
@@ -157,6 +165,7 @@ class Mirror:
         self.why_not = _why_not(seen)
         if seen is self._seen:
             return
+        self.can_explain = not _are_unread(_kv_channels(seen))
         self._alike.clear()
         self._unchanged_since = now
         before, listed = _listed(self._seen), _listed(seen)
@@ -166,6 +175,7 @@ class Mirror:
             self._lost.pop(instance, None)
         for instance in self._present.keys() - seen.members.keys():
             self._leave(instance, now)
+        self.snapshots.keep(listed)
         for instance, member in seen.members.items():
             known = self._present.get(instance)
             since = known.since if known else (0.0 if is_first else now - LOOK_SECONDS)
@@ -201,7 +211,7 @@ class Mirror:
             self.blocks.forget(worker, now)
             self.live.forget(worker)
             self._relieved.pop(worker, None)
-            self._stale.discard(worker)
+        self.snapshots.forget(instance)
 
     def member(self, instance: int) -> Member | None:
         """Return a worker that is there, or was lately."""
@@ -247,11 +257,6 @@ class Mirror:
                 found |= ranks.get(one.member.instance) or {Worker(one.member.instance)}
         return sorted(found)
 
-    @property
-    def can_explain(self) -> bool:
-        """Whether caches are known, or there are none that routers know of."""
-        return not _are_unread(_kv_channels(self._seen))
-
     # --- what they say
 
     def take(self, envelope: Envelope, is_gap: bool) -> None:
@@ -271,17 +276,15 @@ class Mirror:
     def _take_kv(self, envelope: Envelope, is_gap: bool, at: float) -> None:
         events = messages.kv_events(envelope)
         is_new = self._to_hear.pop(envelope.publisher_id, None) is not None
-        for worker in {Worker(event.worker_id, event.event.dp_rank) for event in events}:
+        workers = [Worker(event.worker_id, event.event.dp_rank) for event in events]
+        for worker in set(workers) if is_gap or is_new else ():
             if is_gap:
                 self.blocks.doubt(worker)
-                self._stale.add(worker)
-            elif is_new and worker not in self._stale:
+                self.snapshots.ask(worker)
+            elif worker not in self.snapshots.wanted:
                 self.blocks.begin(worker, 0.0)  # this is its first message
-        for event in events:
-            worker = Worker(event.worker_id, event.event.dp_rank)
-            if self._held is not None and worker in self._stale:
-                self._held.append((worker, event, at))
-            else:
+        for worker, event in zip(workers, events, strict=True):
+            if not self.snapshots.holds(worker, event, at):
                 apply(self.blocks, worker, event, at)
 
     def did_others_book(self, booking: Booking) -> bool:
@@ -334,94 +337,21 @@ class Mirror:
 
     # --- snapshots
 
-    async def _refresh(self, feed: EventFeed) -> None:
-        """Take a snapshot if messages of a worker were lost, or it said nothing since we listen."""
+    def _note_silent(self, feed: EventFeed) -> None:
+        """Have those read from a snapshot that said nothing since we listen."""
         now = time.monotonic()
         for publisher, until in list(self._to_hear.items()):
             if publisher not in self._seen.sources:
                 del self._to_hear[publisher]
             elif until < now and not feed.is_heard(publisher):
                 del self._to_hear[publisher]
-                self._stale.add(Worker(*self._seen.sources[publisher]))
-        if not self._stale:
-            self._wait_seconds = max(SNAPSHOT_SECONDS, self._wait_seconds * 0.99)
-            return
-        if now < self._next_snapshot:
-            return
-        sizes = self._block_sizes()
-        self._held = []
-        try:
-            dumps = await self._snapshot(sizes)
-            await self._load(dumps)
-        finally:
-            self._held = None
-            self._next_snapshot = time.monotonic() + self._wait_seconds
-            self._wait_seconds = min(LONGEST_SECONDS, 2 * self._wait_seconds)
-
-    def _block_sizes(self) -> dict[str, int]:
-        """Return the components of the workers to be read, with the size of their blocks."""
-        found: dict[str, int] = {}
-        for worker in self._stale:
-            member = self.member(worker.instance)
-            if member is not None and member.block_size:
-                found[member.component] = member.block_size
-        return found
-
-    async def _load(self, dumps: Sequence[bytes]) -> None:
-        stale = set(self._stale)
-        by_worker: dict[Worker, list[WorkerEvent]] = {worker: [] for worker in stale}
-        for dump in dumps:
-            for event in messages.snapshot_events(dump):
-                worker = Worker(event.worker_id, event.event.dp_rank)
-                if worker in by_worker:
-                    by_worker[worker].append(event)
-        for worker, events in by_worker.items():
-            self.blocks.clear(worker, None)
-            while events:
-                events, before = await self._load_some(worker, events), len(events)
-                if len(events) == before:
-                    break
-        for worker, event, at in self._held or ():
-            apply(self.blocks, worker, event, at)
-        self._held = None
-        now = time.time()
-        for worker in stale & self._stale:
-            self.blocks.begin(worker, now)
-        self._stale -= stale
-        logger.info("read the caches of %d workers: %d blocks", len(stale), self.blocks.count)
-
-    async def _load_some(self, worker: Worker, events: Sequence[WorkerEvent]) -> list[WorkerEvent]:
-        """Return the events whose predecessor is not known yet."""
-        left = []
-        blocks = 0
-        for event in events:
-            if not apply(self.blocks, worker, event, None):
-                left.append(event)
-            data = event.event.data
-            blocks += len(data.stored.blocks) if not isinstance(data, str) and data.stored else 1
-            if blocks > SLICE_BLOCKS:
-                blocks = 0
-                await asyncio.sleep(0)
-        return left
+                self.snapshots.ask(Worker(*self._seen.sources[publisher]))
 
     def ask_snapshot(self, worker: Worker) -> None:
         """Read a worker's cache again: the router said another figure than the mirror."""
         if worker in self.blocks.workers:
             self.blocks.doubt(worker)
-            self._stale.add(worker)
-
-
-def apply(blocks: BlockMap, worker: Worker, event: WorkerEvent, at: float | None) -> bool:
-    """Change the map; return False if the event continues a block that is not known."""
-    tier = messages.TIER_NAMES.get(event.storage_tier)
-    data = event.event.data
-    if isinstance(data, str):
-        blocks.clear(worker, at)
-    elif tier is not None and data.stored is not None:
-        return blocks.store(worker, tier, data.stored, at)
-    elif tier is not None and data.removed is not None and at is not None:
-        blocks.remove(worker, tier, data.removed.block_hashes, at)
-    return True
+            self.snapshots.ask(worker)
 
 
 def _kv_channels(seen: Seen) -> list[Channel]:

@@ -12,24 +12,28 @@ import gzip
 import logging
 import secrets
 import zlib
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import h11
+import msgspec
 
 from dynamo_vllm.serving.watch import request_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dynamo_vllm.serving.watch.request_trace import Sender
 
 logger = logging.getLogger(__name__)
 MAX_BYTES = 16 << 20
 """The largest batch; the exporter sends at most 512 records at once."""
-MOST_CONNECTIONS = 32
-IDLE_SECONDS = 120.0
+READ_BYTES = 1 << 20
+"""Read at once; a batch has some hundred kilobytes."""
+MOST_CONNECTIONS, MOST_UNKNOWN = 32, 64
+"""Of frontends, and of who has not sent the secret path yet; of these the oldest is closed for a new one."""
+IDLE_SECONDS, HEAD_SECONDS = 120.0, 10.0
+"""How long a frontend may take for the next request, and a new connection for the head of its first."""
 SCOPE = b"dynamo.request_trace"
 _PAYLOAD = b"\x0a\x07payload"
 """The key of an attribute, which is its first field."""
@@ -41,13 +45,26 @@ class Malformed(Exception):
     """This is not an export of logs."""
 
 
-class Unread(NamedTuple):
-    """A record that is still to be read."""
+class Unread(msgspec.Struct, frozen=True, gc=False):
+    """A record that is still to be read: where it is in an export."""
 
-    size: int
-    """Bytes that it takes."""
-    payload: Callable[[], bytes]
-    """Returns its JSON; raises Malformed."""
+    export: bytes
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes it takes."""
+        return self.end - self.begin
+
+    def payload(self) -> bytes:
+        """Return its JSON; raise Malformed if there is none."""
+        for attribute in _fields(self.export, self.begin, self.end, 6):
+            if self.export.startswith(_PAYLOAD, attribute[0]):
+                for value in _fields(self.export, *attribute, 2):
+                    for first, last in _fields(self.export, *value, 1):
+                        return self.export[first:last]
+        raise Malformed("a record without a payload")
 
 
 class Receiver:
@@ -56,33 +73,45 @@ class Receiver:
     def __init__(self, url: str, take: Callable[[Sender, Sequence[Unread]], None]) -> None:
         self._url = urlsplit(url)
         self._take = take
-        self._open: set[asyncio.Task[None]] = set()
+        self._known: set[asyncio.Task[None]] = set()
+        self._unknown: dict[asyncio.Task[None], None] = {}
+        """The oldest first."""
 
     async def run(self) -> None:
         """Listen until cancelled; raise OSError if the port is taken."""
-        server = await asyncio.start_server(self._accept, self._url.hostname, self._url.port)
+        server = await asyncio.start_server(
+            self._accept, self._url.hostname, self._url.port, limit=READ_BYTES
+        )
         try:
             async with server:
                 await server.serve_forever()
         finally:
-            for task in self._open:
+            tasks = [*self._known, *self._unknown]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._open) >= MOST_CONNECTIONS:
-            writer.close()
-            return
+        if len(self._unknown) >= MOST_UNKNOWN:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            oldest.cancel()
         task = asyncio.ensure_future(self._serve(reader, writer))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        self._unknown[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._unknown.pop(task, None)
+        self._known.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
+        seconds = HEAD_SECONDS
         with contextlib.closing(writer), contextlib.suppress(*_BROKEN_OFF, h11.ProtocolError):
             while connection.our_state is h11.IDLE:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    status = await self._answer_one(connection, reader)
+                async with asyncio.timeout(seconds) as limit:
+                    status = await self._answer_one(connection, reader, limit)
+                seconds = IDLE_SECONDS
                 if status is None:
                     return
                 head = h11.Response(status_code=status, headers=[("Content-Length", "0")])
@@ -92,18 +121,21 @@ class Receiver:
                     return
                 connection.start_next_cycle()
 
-    async def _answer_one(self, connection: h11.Connection, reader: asyncio.StreamReader) -> int | None:
+    async def _answer_one(
+        self, connection: h11.Connection, reader: asyncio.StreamReader, limit: asyncio.Timeout
+    ) -> int | None:
         """Return the status; None if the sender has closed."""
         request: h11.Request | None = None
         body = bytearray()
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(1 << 16))
+                connection.receive_data(await reader.read(READ_BYTES))
             elif isinstance(event, h11.Request):
                 request = event
-                if (refused := self._refusal(request)) is not None:
+                if (refused := self._refusal(request) or self._admit()) is not None:
                     return refused
+                limit.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > MAX_BYTES:
@@ -119,6 +151,16 @@ class Receiver:
         if not secrets.compare_digest(path, expected):
             return 404
         return None if request.method == b"POST" else 405
+
+    def _admit(self) -> int | None:
+        """Count this connection as that of a frontend; return a status if there are too many."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._unknown.pop(task, None)
+        if task not in self._known and len(self._known) >= MOST_CONNECTIONS:
+            return 503
+        self._known.add(task)
+        return None
 
     def _read(self, request: h11.Request, body: bytes) -> int:
         try:
@@ -151,25 +193,14 @@ def records(body: bytes) -> list[Unread]:
     found: list[Unread] = []
     for resource_logs in _fields(body, 0, len(body), 1):
         for scope_logs in _fields(body, *resource_logs, 2):
-            scopes = _fields(body, *scope_logs, 1)
-            if [body[a:b] for scope in scopes for a, b in _fields(body, *scope, 1)] == [SCOPE]:
-                spans = _fields(body, *scope_logs, 2)
-                found += [Unread(b - a, partial(_payload, body, a, b)) for a, b in spans]
+            scope = next(_fields(body, *scope_logs, 1), (0, 0))
+            if any(body[begin:end] == SCOPE for begin, end in _fields(body, *scope, 1)):
+                found += [Unread(body, begin, end) for begin, end in _fields(body, *scope_logs, 2)]
     return found
 
 
-def _payload(body: bytes, begin: int, end: int) -> bytes:
-    for attribute in _fields(body, begin, end, 6):
-        if body.startswith(_PAYLOAD, attribute[0]):
-            for value in _fields(body, *attribute, 2):
-                for first, last in _fields(body, *value, 1):
-                    return body[first:last]
-    raise Malformed("a record without a payload")
-
-
-def _fields(message: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]]:
-    """Return where the fields of this number that have a length begin and end."""
-    found = []
+def _fields(message: bytes, at: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """Yield where the fields of this number that have a length begin and end."""
     wanted = wanted << 3 | _BYTES
     try:
         while at < end:
@@ -187,7 +218,7 @@ def _fields(message: bytes, at: int, end: int, wanted: int) -> list[tuple[int, i
                     else:
                         length, at = _varint(message, at - 1)
                 if key == wanted:
-                    found.append((at, at + length))
+                    yield at, at + length
                 at += length
             elif kind == _FIXED_64:
                 at += 8
@@ -201,7 +232,6 @@ def _fields(message: bytes, at: int, end: int, wanted: int) -> list[tuple[int, i
         at = -1
     if at != end:
         raise Malformed("it ends within a field")
-    return found
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

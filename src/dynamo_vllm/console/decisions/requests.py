@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dynamo_vllm.console.decisions import explain
 from dynamo_vllm.console.decisions.load import PastLoad
+from dynamo_vllm.console.decisions.otlp import Unread
+from dynamo_vllm.console.decisions.shapes import Frontend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +20,8 @@ if TYPE_CHECKING:
     from dynamo_vllm.console.decisions.explain import Decision
     from dynamo_vllm.console.decisions.load import Stay
     from dynamo_vllm.console.decisions.mirror import Booking
-    from dynamo_vllm.console.decisions.otlp import Unread
     from dynamo_vllm.console.decisions.records import Ended
-    from dynamo_vllm.console.decisions.shapes import Frontend, Worker
+    from dynamo_vllm.console.decisions.shapes import Worker
 
 MOST = 2000
 MOST_ANSWERED = 1000
@@ -47,8 +50,7 @@ class Request:
     """None until they are asked for."""
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(msgspec.Struct, eq=False, gc=False):
     """A record, which is read when it is needed."""
 
     at: float

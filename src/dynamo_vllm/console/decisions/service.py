@@ -37,10 +37,12 @@ logger = logging.getLogger(__name__)
 MOST_PENDING = 5000
 """Requests that were booked and have not ended."""
 TREE_SECONDS = 2.0
-TREE_SHARE = 0.01
+TREE_SHARE = 0.003
 """The part of a core that making the tree may take."""
-EXPLAIN_SHARE, EXPLAIN_SECONDS = 0.005, 0.1
+EXPLAIN_SHARE, EXPLAIN_SECONDS = 0.002, 0.1
 """The part of a core for explaining requests as they end, and how much of it may be saved up."""
+MOST_TOLD = 50
+"""Rows of records that came together; earlier ones are in the list for those who ask."""
 RETRY_SECONDS = 5.0
 ARRIVE_SECONDS = 2.5
 """The records of ended requests have arrived after this time; frontends send them every second."""
@@ -134,7 +136,7 @@ class Decisions:
             self._skipped += 1
             self._explain_now(one)
             self._explaining.spend(time.thread_time() - began)
-        self._on_rows([functools.partial(self._row, one) for one in kept])
+        self._on_rows([functools.partial(self._row, one) for one in kept[-MOST_TOLD:]])
 
     def _row(self, kept: Kept) -> dict[str, Any] | None:
         request = self._requests.of(kept)
@@ -155,7 +157,8 @@ class Decisions:
         except (records.Unreadable, Malformed) as exc:
             logger.debug("a record of a request cannot be read: %s", exc)
             return None
-        return self._request(ended, self._booked.pop(ended.id, []), frontend)
+        bookings = self._booked.pop(ended.id, [])
+        return self._request(ended, bookings if explain.is_booked_whole(ended, bookings) else (), frontend)
 
     def _request(self, ended: Ended, bookings: Sequence[Booking], frontend: Frontend) -> Request:
         member = left = None
@@ -225,7 +228,10 @@ class Decisions:
         """List requests of frontends that send bookings and no records."""
         while True:
             await asyncio.sleep(ARRIVE_SECONDS)
-            self.end_unrecorded(time.time() - 2 * ARRIVE_SECONDS)
+            try:
+                self.end_unrecorded(time.time() - 2 * ARRIVE_SECONDS)
+            except Exception:  # what goes wrong with one must not end the others
+                logger.exception("a request without a record could not be listed")
 
     def end_unrecorded(self, before: float) -> None:
         """List those that were freed before a time, and are not booked elsewhere since."""

@@ -36,7 +36,8 @@ def test_first_poll_has_no_rates_and_the_second_those_of_what_grew() -> None:
     assert (second["prompt_tokens_per_second"], second["errors_per_second"]) == (20.0, 0.0)
     assert second["in_flight"] == 3.0
     assert second["ttft_ms"]["p50"] == pytest.approx(250.0)
-    assert second["workers"] == {"a": {"kv_used": None, "in_flight": 2.0, "hit_rate": None}}
+    workers = past.series(60, 102.0)["series"]["workers"]
+    assert workers == {"a": {"kv_used": [0.25, None], "in_flight": [2.0, 2.0], "hit_rate": [None, None]}}
 
 
 def test_restarted_frontend_counts_from_nothing() -> None:
@@ -80,6 +81,23 @@ def test_worker_that_came_later_has_nothing_before() -> None:
     past.add(100.0, [], {"a": worker(0.5)})
     past.add(102.0, [], {"a": worker(0.5), "b": worker(0.25)})
     assert past.series(60, 102.0)["series"]["workers"]["b"]["kv_used"] == [None, 0.25]
+
+
+def test_worker_that_left_and_came_back_has_nothing_between() -> None:
+    past = History()
+    for second, names in enumerate(("ab", "b", "ba", "ab")):
+        past.add(100.0 + second, [], {name: worker(0.5 if name == "a" else 0.25) for name in names})
+    workers = past.series(60, 103.0)["series"]["workers"]
+    assert workers["a"]["kv_used"] == [0.5, None, 0.5, 0.5]
+    assert workers["b"]["kv_used"] == [0.25] * 4
+
+
+@pytest.mark.parametrize(("odd", "shown"), [(float("nan"), None), (-1.0, None), (INF, 214748.3647)])
+def test_worker_with_an_odd_figure_ends_nothing(odd: float, shown: float | None) -> None:
+    past = History()
+    past.add(100.0, [], {"a": worker(odd), "b": worker(0.5)})
+    workers = past.series(60, 100.0)["series"]["workers"]
+    assert (workers["a"]["kv_used"], workers["b"]["kv_used"]) == ([shown], [0.5])
 
 
 def test_what_is_older_than_an_hour_goes() -> None:

@@ -77,6 +77,51 @@ def test_text_is_looked_for_in_all_of_a_long_log(folder: Path) -> None:
     assert many.encode()[found["lines"][0]["at_byte"] :].startswith(b"2026") and "line 17" in texts(found)[0]
 
 
+def test_each_line_of_a_long_log_is_looked_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+
+    def note(text: str) -> str:
+        looked_at.append(text)
+        return text
+
+    monkeypatch.setattr(logs, "harmless", note)
+    monkeypatch.setattr(logs, "_STEP_BYTES", 1000)
+    many = "".join(f"2026-11-18T08:19:06.000Z  INFO line {n}\n" for n in range(2000))
+    (folder / "big.log").write_text(many)
+    assert texts(Logs(folder).lines("big", LogQuery(text="nothing has this"))) == []
+    assert len(looked_at) == 2000 == len(set(looked_at))
+
+
+@pytest.mark.parametrize("step", [1, 7, 50, 1000])
+@pytest.mark.parametrize("level", [None, "error"])
+def test_lines_and_their_levels_do_not_depend_on_what_is_read_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, level: str | None
+) -> None:
+    trace = "".join(f"  File {n}\n" for n in range(40))
+    (folder / "trace.log").write_text(f"{LINES}error: it ends\n{trace}2026-11-18T08:19:06.000Z  INFO on\n")
+    expected = Logs(folder).lines("trace", LogQuery(level=level))
+    monkeypatch.setattr(logs, "_STEP_BYTES", step)
+    assert Logs(folder).lines("trace", LogQuery(level=level)) == expected
+    assert len(expected["lines"]) == (48 if level is None else 44)
+
+
+def test_lines_above_which_a_page_ends_have_their_level_on_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_STEP_BYTES", 64)
+    monkeypatch.setattr(logs, "MOST_BYTES", 128)
+    trace = "".join(f"  File {n}\n" for n in range(3))
+    info = "".join(f"2026-11-18T08:19:06.000Z  INFO {n}\n" for n in range(4))
+    (folder / "trace.log").write_text(f"{info}error: it ends\n{trace}{info[:-34]}")
+    seen: list[str] = []
+    before = None
+    while before != 0:
+        page = Logs(folder).lines("trace", LogQuery(before=before, level="error"))
+        assert before is None or page["from_byte"] < before
+        seen, before = texts(page) + seen, page["from_byte"]
+    assert seen == ["error: it ends", *trace.splitlines()]
+
+
 def test_one_endless_line_does_not_stop_the_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MOST_BYTES", 1000)
     monkeypatch.setattr(logs, "_STEP_BYTES", 500)

@@ -270,7 +270,8 @@ def test_costly_polls_come_less_often(cpu: float, is_watched: bool, wait: float)
 
 
 def shown(name: str, role: str, model: str = "tiny") -> dict[str, Any]:
-    return {"id": name, "role": role, "models": [model], "requests_per_second": 4.0, "tokens_per_second": 8.0}
+    speeds = {"requests_per_second": 4.0, "tokens_per_second": 8.0, "prompt_tokens_per_second": 600.0}
+    return {"id": name, "role": role, "models": [model], **speeds}
 
 
 def test_edges_follow_the_roles() -> None:
@@ -288,6 +289,15 @@ def test_edges_follow_the_roles() -> None:
         ("p", "d", "kv"),
         ("e", "p", "encoded"),
     }
+
+
+def test_prefill_workers_get_and_give_tokens_of_prompts() -> None:
+    workers = [shown("p", "prefill"), shown("d1", "decode"), shown("d2", "decode"), shown("e", "encode")]
+    found = overview.edges([FrontendState("frontend", "u")], workers)
+    assert {(one["from"], one["to"]): one["tokens_per_second"] for one in found} == {
+        ("frontend", "p"): 600.0, ("frontend", "d1"): 8.0, ("frontend", "d2"): 8.0,
+        ("p", "d1"): 300.0, ("p", "d2"): 300.0, ("e", "p"): None,
+    }  # fmt: skip
 
 
 def test_several_frontends_share_what_a_worker_gets() -> None:
@@ -330,6 +340,8 @@ def test_each_problem_of_a_worker_has_its_words() -> None:
     assert said(adapters=[{"name": "sql", "state": "failed"}]) == ["adapter sql failed on worker a1"]
     assert said(ranks=[{**RANK, "kv_usage": 0.99}]) == ["worker a1 is full"]
     assert said(last_error={"message": "old", "seconds_ago": 9999.0}) == []
+    assert said(tiers=[TIER]) == []
+    assert said(tiers=[{**TIER, "is_paused": True}]) == ["the disk with KV caches of worker a1 is paused"]
 
 
 def test_frontend_is_a_problem_if_it_is_silent_or_has_no_model() -> None:

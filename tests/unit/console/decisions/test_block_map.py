@@ -119,13 +119,12 @@ def test_past_states_can_be_asked_for() -> None:
 
 
 def test_log_of_changes_is_bounded() -> None:
-    blocks = made(most_changes=4)
-    for number in range(10):
+    blocks = made(most_changes=16)
+    for number in range(100):
         blocks.store(A, DEVICE, stored(number + 1), float(number))
-    assert not blocks.is_known(A, 3.0)
-    assert blocks.is_known(A, 6.0)
-    assert blocks.overlaps([10], 8.5) == {}, "what is still in the log is undone"
-    assert len(blocks._log) == 4
+    assert not blocks.is_known(A, 82.0)
+    assert blocks.is_known(A, 87.0)
+    assert blocks.overlaps([88], 86.5) == {}, "what is still in the log is undone"
 
 
 def test_oldest_blocks_are_forgotten_and_said_to_be() -> None:

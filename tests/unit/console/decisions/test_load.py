@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
 from dynamo_vllm.console.decisions import load
@@ -71,3 +74,15 @@ def test_moment_is_clear_unless_something_happened_near_it() -> None:
 def test_past_load_reaches_as_far_as_requests_are_kept() -> None:
     past = PastLoad([stay(0.0, 0.0, 3.0, 1)], 2.0)
     assert (past.reaches(1.5), past.reaches(2.5)) == (False, True)
+
+
+def test_live_load_does_not_go_through_all_blocks_that_are_held() -> None:
+    class Held(Counter[int]):
+        def keys(self) -> Any:
+            raise AssertionError("each candidate of each booking would cost as much as there are blocks")
+
+        __iter__ = keys
+
+    live = LiveLoad()
+    live._blocks[A] = Held([1, 2, 3])
+    assert live.of([A], [3, 4, 4, 5])[A] == Load(0, 0, 5)

@@ -10,8 +10,8 @@ import pytest
 from dynamo_vllm.console.decisions import messages
 from dynamo_vllm.console.decisions.block_map import BlockMap
 from dynamo_vllm.console.decisions.messages import Booking, Unreadable
-from dynamo_vllm.console.decisions.mirror import apply
 from dynamo_vllm.console.decisions.shapes import Overlap, Worker
+from dynamo_vllm.console.decisions.snapshots import apply
 from dynamo_vllm.serving.watch.block_hashes import chain
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zmq
 
+from dynamo_vllm.console.decisions import events, snapshots
 from dynamo_vllm.console.decisions import mirror as module
 from dynamo_vllm.console.decisions.messages import ACTIVE, KV_EVENTS, Envelope
 from dynamo_vllm.console.decisions.mirror import Booking, Mirror
@@ -74,6 +75,8 @@ class World:
     def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.snapshots: list[Mapping[str, int]] = []
+        self.may_read = asyncio.Event()
+        self.may_read.set()
         self.dump: list[dict[str, Any]] = []
         self.booked: list[Booking] = []
         channels = frozenset(
@@ -81,17 +84,21 @@ class World:
         )
         self.seen = Seen(channels, {PUBLISHER: (1, 0)}, {1: Member(1, "backend", ("m",), (), 32)})
         self.problem: str | None = None
+        self.failure: Exception | None = None
         self.mirror = Mirror(
             self, lambda before, block: before * 100 + block, self.take, self.booked.append, lambda *_: None
         )
 
     async def look(self) -> Seen:
+        if self.failure:
+            raise self.failure
         if self.problem:
             raise DynamoVllmError(self.problem)
         return self.seen
 
     async def take(self, sizes: Mapping[str, int]) -> list[bytes]:
         self.snapshots.append(sizes)
+        await self.may_read.wait()
         return [msgspec.json.encode(self.dump)]
 
     @property
@@ -106,7 +113,8 @@ class World:
 async def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(module, "HEAR_SECONDS", 0.2)
-    monkeypatch.setattr(module, "SNAPSHOT_SECONDS", 0.05)
+    monkeypatch.setattr(events, "GATHER_SECONDS", 0.02)
+    monkeypatch.setattr(snapshots, "SNAPSHOT_SECONDS", 0.05)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made = World(Publisher(context))
     running = asyncio.ensure_future(made.mirror.run())
@@ -126,6 +134,22 @@ async def test_worker_heard_from_its_first_message_needs_no_snapshot(world: Worl
     assert world.snapshots == []
 
 
+async def test_one_read_follows_each_read(world: World) -> None:
+    """However often somebody reads in between: else reads would become more and more."""
+    await world.publisher.subscribed()
+    feed = world.mirror._feed
+    assert feed is not None
+    waiting = []
+    for _ in range(3):
+        feed._gather()
+        waiting.append(feed._next_read)
+        world.mirror.catch_up()
+    assert [one is not None and one.cancelled() for one in waiting] == [True] * 3
+    assert feed._next_read is None
+    world.publisher.send([stored(1, 1, 2)])
+    await until_async("the blocks", lambda: world.overlap == Overlap(2))
+
+
 async def test_silent_worker_is_read_from_a_snapshot(world: World) -> None:
     world.dump = [stored(1, 1, 2, 3), stored(99, 5)]
     await until_async("the snapshot", lambda: world.overlap == Overlap(3))
@@ -142,6 +166,56 @@ async def test_lost_messages_lead_to_a_snapshot(world: World) -> None:
     world.publisher.sequence += 3
     world.publisher.send([stored(1, 7)])
     await until_async("the snapshot", lambda: world.overlap == Overlap(3) and world.is_sure())
+
+
+async def test_discovery_is_followed_while_a_snapshot_is_taken(world: World) -> None:
+    world.may_read.clear()
+    world.dump = [stored(1, 1, 2, 3), stored(2, 5)]
+    await until_async("a snapshot", lambda: world.snapshots)
+    world.seen = Seen(world.seen.channels, {}, {2: Member(2, "backend", ("m",), (), 32)})
+    await until_async("the other worker", lambda: world.mirror._seen is world.seen)
+    world.may_read.set()
+    await until_async("the end of it", lambda: not world.mirror.snapshots.being_read)
+    assert world.overlap is None  # it has left meanwhile
+    assert A not in world.mirror.blocks.workers
+
+
+async def test_messages_lost_while_a_snapshot_is_taken_lead_to_another(world: World) -> None:
+    await world.publisher.subscribed()
+    world.may_read.clear()
+    await until_async("a snapshot", lambda: world.snapshots)
+    world.publisher.sequence = 5
+    world.publisher.send([stored(1, 1)])
+    feed = world.mirror._feed
+    assert feed is not None
+    await until_async("the message", lambda: feed.is_heard(PUBLISHER))
+    assert A in world.mirror.snapshots.wanted and A not in world.mirror.snapshots.being_read
+    world.dump = [stored(1, 1, 2, 3)]
+    world.may_read.set()
+    await until_async("the second", lambda: world.overlap == Overlap(3) and world.is_sure())
+    assert len(world.snapshots) == 2
+
+
+async def test_too_many_events_during_a_snapshot_are_not_held(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "MOST_HELD", 2)
+    await world.publisher.subscribed()
+    world.may_read.clear()
+    await until_async("a snapshot", lambda: world.snapshots)
+    world.publisher.send([stored(1, block) for block in (7, 8, 9)])
+    await until_async("so many", lambda: A not in world.mirror.snapshots.being_read)
+    assert A in world.mirror.snapshots.wanted and world.mirror.snapshots.held == []
+    world.dump = [stored(1, 1, 2, 3)]
+    world.may_read.set()
+    await until_async("the second", lambda: world.overlap == Overlap(3) and world.is_sure())
+
+
+async def test_worker_that_cannot_be_asked_stays_in_doubt(world: World) -> None:
+    world.seen = dataclasses.replace(world.seen, members={1: Member(1, "backend", ("m",), (), 0)})
+    await until_async("it was silent", lambda: A in world.mirror.snapshots.wanted)
+    await world.mirror.snapshots.refresh()
+    assert world.snapshots == [] and A in world.mirror.snapshots.wanted and not world.is_sure()
 
 
 async def test_worker_that_left_is_a_candidate_of_the_past(world: World) -> None:
@@ -218,11 +292,52 @@ async def test_discovery_that_is_away_is_said_and_tried_again(world: World) -> N
     await until_async("the end of it", lambda: world.mirror.why_not is None)
 
 
+async def test_unexpected_exceptions_end_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.failure = RuntimeError("a bug")
+    await until_async("the problem", lambda: "a bug" in (world.mirror.why_not or ""))
+    world.failure = None
+    await until_async("the end of it", lambda: world.mirror.why_not is None)
+
+    await world.publisher.subscribed()
+    monkeypatch.setattr(world.mirror, "_take_kv", fail)
+    for _ in range(3):
+        world.publisher.send([stored(1, 1)])
+    told = "an event could not be taken"
+    await until_async("the failure", lambda: told in caplog.text)
+    feed = world.mirror._feed
+    assert feed is not None
+    await until_async("all", lambda: feed._last.get(PUBLISHER) == 2)
+    monkeypatch.undo()
+    world.publisher.send([stored(1, 1, 2)])
+    await until_async("the blocks", lambda: world.overlap == Overlap(2))
+    assert caplog.text.count(told) == 1
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("a bug")
+
+
+async def test_channel_that_cannot_be_connected_to_does_not_stop_the_others(world: World) -> None:
+    await world.publisher.subscribed()
+    known = world.seen
+    bad = Channel(KV_EVENTS, 78, "backend", "no-such://address")
+    world.seen = dataclasses.replace(known, channels=frozenset([*known.channels, bad]))
+    await until_async("it was seen", lambda: world.mirror._seen is world.seen)
+    world.seen = dataclasses.replace(known)
+    await until_async("it is gone", lambda: world.mirror._seen is world.seen)
+    assert world.mirror.why_not is None
+    world.publisher.send([stored(1, 1, 2)])
+    await until_async("the blocks", lambda: world.overlap == Overlap(2))
+
+
 @pytest.mark.parametrize(("address", "word"), [(None, "NATS"), ("none", "--kv-events")])
 async def test_what_cannot_be_shown_is_said(world: World, address: str | None, word: str) -> None:
     channels = frozenset([Channel(KV_EVENTS, 1, "backend", None)]) if address is None else frozenset()
     world.seen = Seen(channels, {}, world.seen.members)
     await until_async("the reason", lambda: word in (world.mirror.why_not or ""))
+    assert world.mirror.can_explain == (address is not None)
 
 
 async def test_candidates_follow_the_workers_that_come_and_go(world: World) -> None:

@@ -101,6 +101,54 @@ async def test_receiver_refuses(
     assert listening.taken == []
 
 
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def silent_ones(listening: Listening, count: int) -> AsyncIterator[list[Peer]]:
+    """Open connections on which nothing is sent."""
+    url = httpx.URL(listening.url)
+    opened = [await asyncio.open_connection(url.host, url.port) for _ in range(count)]
+    try:
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def send_records(listening: Listening, client: httpx.AsyncClient) -> int:
+    return (await client.post(listening.url + request_trace.PATH, content=BODY)).status_code
+
+
+async def test_connections_without_a_request_keep_no_frontend_away(listening: Listening) -> None:
+    async with silent_ones(listening, otlp.MOST_UNKNOWN + 40) as silent, httpx.AsyncClient() as client:
+        assert await send_records(listening, client) == 200
+        async with asyncio.timeout(30):
+            assert await silent[0][0].read() == b""  # the oldest
+
+
+async def test_new_connection_must_ask_soon_and_that_of_a_frontend_stays(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with httpx.AsyncClient() as client:
+        assert await send_records(listening, client) == 200
+        monkeypatch.setattr(otlp, "HEAD_SECONDS", 0.05)
+        async with silent_ones(listening, 1) as silent, asyncio.timeout(30):
+            assert await silent[0][0].read() == b""
+            monkeypatch.setattr(otlp, "HEAD_SECONDS", 0.0)  # a second connection would be refused
+            assert await send_records(listening, client) == 200
+
+
+async def test_frontends_have_only_so_many_connections(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "MOST_CONNECTIONS", 1)
+    async with httpx.AsyncClient() as one, httpx.AsyncClient() as other:
+        assert await send_records(listening, one) == 200
+        assert await send_records(listening, other) == 503
+        assert await send_records(listening, one) == 200
+
+
 async def test_receiver_refuses_a_large_body(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "MAX_BYTES", 100)
     async with httpx.AsyncClient() as client:

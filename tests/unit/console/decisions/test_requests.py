@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -38,6 +39,13 @@ class NoFeed:
         """Connect to nothing."""
 
 
+class Found(Unread, frozen=True):
+    """A record that is nothing but its JSON."""
+
+    def payload(self) -> bytes:
+        return self.export
+
+
 class World:
     """Two workers, and a prefill worker, whose caches are all known."""
 
@@ -72,7 +80,9 @@ class World:
         }
         self.mirror.see(Seen(members=members), NoFeed(), is_first)  # type: ignore[arg-type]
 
-    def end(self, name: str, worker: int = A, prefill: int | None = None, **more: Any) -> None:
+    def end(
+        self, name: str, worker: int = A, prefill: int | None = None, sender: Sender = FRONTEND, **more: Any
+    ) -> None:
         found = {
             "request_id": name,
             "input_tokens": 100,
@@ -88,7 +98,7 @@ class World:
             **more,
         }
         data = msgspec.json.encode({"request": found})
-        self.decisions.take(FRONTEND, [Unread(len(data), lambda: data)])
+        self.decisions.take(sender, [Found(data, 0, len(data))])
 
     def book(self, name: str, worker: int, at: float, is_prefill: bool = False, tokens: int = 100) -> None:
         add = AddRequest(None if is_prefill else BLOCKS, True, Hint(tokens))
@@ -149,19 +159,26 @@ def test_newest_come_first_and_pages_follow(world: World) -> None:
     assert (ids(model="m", limit=1), ids(model="other")) == (["4"], [])
 
 
-def unread(name: str, read: list[str], blocks: int = 0) -> Unread:
-    def data() -> bytes:
-        read.append(name)
-        found = {
-            "request_id": name,
-            "request_received_ms": 1,
-            "input_tokens": 32 * blocks,
-            "worker": {"decode_worker_id": A},
-            "replay": {"trace_block_size": 32, "input_sequence_hashes": list(range(1, blocks + 1))},
-        }
-        return msgspec.json.encode({"request": found})
+class Noted(Found, frozen=True):
+    """A record that notes when it is read."""
 
-    return Unread(100, data)
+    name: str
+    read: list[str]
+
+    def payload(self) -> bytes:
+        self.read.append(self.name)
+        return self.export
+
+
+def unread(name: str, read: list[str], blocks: int = 0) -> Unread:
+    found = {
+        "request_id": name,
+        "request_received_ms": 1,
+        "input_tokens": 32 * blocks,
+        "worker": {"decode_worker_id": A},
+        "replay": {"trace_block_size": 32, "input_sequence_hashes": list(range(1, blocks + 1))},
+    }
+    return Noted(msgspec.json.encode({"request": found}), 0, 100, name, read)
 
 
 @pytest.fixture
@@ -270,7 +287,7 @@ def test_router_that_counts_other_blocks_is_noted(world: World) -> None:
         world.end(str(number), kv_hit_rate=0.5)
     (decision,) = world.details("0")["decisions"]
     assert "The router counted other cached blocks than these." in decision["notes"]
-    assert world.mirror._stale == {Worker(A)}, "its cache is read again"
+    assert world.mirror.snapshots.wanted == {Worker(A)}, "its cache is read again"
 
 
 def test_loads_are_those_of_ended_requests(world: World) -> None:
@@ -350,12 +367,26 @@ def test_bookings_of_both_phases_may_come_in_any_order(world: World) -> None:
     assert [one["phase"] for one in world.details("x")["decisions"]] == ["prefill", "decode"]
 
 
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_request_whose_booking_nobody_heard_is_not_exact(world: World, is_synced: bool) -> None:
+    sender = Sender("f", (("credit", "1.5"), ("router", "kv"), ("is_synced", str(int(is_synced)))))
+    world.end("x", sender=sender)
+    world.decisions._requests.settled = 2000.0
+    assert world.details("x")["decisions"][0]["exact"] is not is_synced
+
+
+@pytest.mark.parametrize("is_prefill", [True, False])
+def test_request_with_half_of_its_bookings_is_explained_by_its_record(world: World, is_prefill: bool) -> None:
+    world.book("x", P if is_prefill else A, 1000.0, is_prefill)
+    world.end("x", prefill=P)
+    found = world.details("x")["decisions"]
+    assert [(one["phase"], one["exact"]) for one in found] == [("prefill", False), ("decode", False)]
+
+
 def test_other_routers_are_not_explained_by_cost(world: World) -> None:
     sender = Sender("f", (("router", "random"),))
-    world.decisions.take(
-        sender,
-        [Unread(1, lambda: msgspec.json.encode({"request": {"request_id": "y", "request_received_ms": 1}}))],
-    )
+    data = msgspec.json.encode({"request": {"request_id": "y", "request_received_ms": 1}})
+    world.decisions.take(sender, [Found(data, 0, 1)])
     assert not world.details("y")["request"]["why"]
     world.decisions._frontends[FRONTEND] = world.decisions._frontend(sender)
     world.end("x")
@@ -380,3 +411,24 @@ async def test_caches_are_a_tree(world: World) -> None:
     assert (told["blocks"], told["block_size"], len(told["tree"]["nodes"])) == (2, 32, 1)
     assert told["workers"][0] == {"id": "a00000", "rank": 0, "device": 2, "host": 0, "disk": 0}
     assert await world.decisions.caches() is told, "not made again at once"
+
+
+async def test_request_that_cannot_be_listed_does_not_keep_the_others_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, twice = 0, asyncio.Event()
+
+    def fail(before: float) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            twice.set()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(module, "ARRIVE_SECONDS", 0.01)
+    monkeypatch.setattr(world.decisions, "end_unrecorded", fail)
+    running = asyncio.ensure_future(world.decisions._end_without_records())
+    async with asyncio.timeout(30):
+        await twice.wait()
+    assert not running.done()
+    running.cancel()
