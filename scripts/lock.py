@@ -32,6 +32,7 @@ HEADER = "# Written by `make lock`; the reasons are in scripts/lock.py.\n"
 CPU_WITHOUT = (
     "cuda-bindings",
     "cuda-toolkit",
+    "intel-cmplr-lib-ur",  # of intel-openmp on x86_64, for GPUs; uv does not see that it asks for it
     "nixl-cu12",  # NIXL takes its CUDA 13 library first, and needs one
     "nvidia-cudnn-cu13",
     "nvidia-cusparselt-cu13",

@@ -1,10 +1,11 @@
 """Runs the given test tiers and prints the time of each; a tier without tests does not fail.
 
 Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
-Without such arguments, what fails in a tier with processes runs once more, alone.
+Without such arguments, what fails runs once more, alone: a machine that loses seconds to others may stop
+any process at any moment. The last lines name what passed only then: each is a test, or a product, to mend.
 """
 
-import json
+import functools
 import os
 import shlex
 import subprocess
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
+
+import rerun
 
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy", "console")
 TWO = ("-n", "2", "--dist", "loadfile")
@@ -44,12 +47,6 @@ SECONDS = {
 SECONDS_PER_BYTE = 40e-6
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """The packages of this repository that have their own tests."""
-WITH_PROCESSES = {"runtime", "cpu", "e2e", "bare", "deploy", "console"}
-"""Tiers whose tests wait for processes, which a machine that loses seconds to its neighbours may stop at any
-moment. The last lines name what passed only when it ran alone: each is a test, or a product, to mend."""
-MOST_AGAIN = 3
-"""With more failures than these, something is broken."""
-FAILED, NO_TESTS = 1, 5  # pytest's exit status
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -72,44 +69,19 @@ def run_tier(tier: str) -> tuple[str, float, str]:
     asked = shlex.split(os.environ.get("PYTEST_ARGS", ""))
     chosen = () if "-m" in asked else ("-m", "not long")
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
+    tries = 1 if asked else 2
     if tier in IN_PARTS:
-        arguments = [*AT_ONCE.get(tier, ()), *chosen, *asked]
-        codes = run_parts(parts(folder, min(2 * (os.cpu_count() or 1), MOST_PARTS)), arguments)
-        result = result_of(codes)
+        count = min(2 * (os.cpu_count() or 1), MOST_PARTS)
+        result = run_parts(parts(folder, count), [*chosen, *asked], tries)
     else:
-        tries = 2 if tier in WITH_PROCESSES and not asked else 1
-        result = run_folders(
-            folders, ROOT / ".pytest_cache" / tier, AT_ONCE.get(tier, ()), [*chosen, *asked], tries
-        )
+        once = functools.partial(run_pytest, folders)
+        cache = ROOT / ".pytest_cache" / tier
+        result = rerun.run(once, AT_ONCE.get(tier, ()), [*chosen, *asked], cache, tries)
     return tier, time.monotonic() - began, result
 
 
-def result_of(codes: set[int]) -> str:
-    return "no tests" if codes == {NO_TESTS} else "passed" if codes <= {0, NO_TESTS} else "FAILED"
-
-
-def run_folders(
-    folders: Sequence[Path], cache: Path, at_once: Sequence[str], arguments: Sequence[str], tries: int
-) -> str:
-    """Run one pytest; with two tries a second one for the few tests that failed, one after the other."""
-    arguments = ["-o", f"cache_dir={cache}", *arguments]
-    last_failed = cache / "v" / "cache" / "lastfailed"
-    if tries > 1:
-        last_failed.unlink(missing_ok=True)
-    code = run(pytest(folders, [*at_once, *arguments]))
-    if code != FAILED or tries == 1:
-        return result_of({code})
-    failed = sorted(json.loads(last_failed.read_text()))
-    if len(failed) > MOST_AGAIN:
-        return "FAILED"
-    print(f"\n== once more, alone: {', '.join(failed)} ==", flush=True)
-    if run(pytest(folders, ["--last-failed", *arguments])) != 0:
-        return "FAILED twice"
-    return f"passed; only when run alone: {', '.join(failed)}"
-
-
-def run(command: Sequence[str]) -> int:
-    return subprocess.run(command, cwd=ROOT, env=environment()).returncode
+def run_pytest(paths: Sequence[Path], arguments: Sequence[str]) -> int:
+    return subprocess.run(pytest(paths, arguments), cwd=ROOT, env=environment()).returncode
 
 
 def parts(folder: Path, count: int) -> list[list[Path]]:
@@ -127,28 +99,39 @@ def seconds_of(path: Path) -> float:
     return SECONDS.get(path.name, path.stat().st_size * SECONDS_PER_BYTE)
 
 
-def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str]) -> set[int]:
-    """Run one pytest for each list and return the exit codes; all output but the first's comes at the end."""
+def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str], tries: int) -> str:
+    """Run one pytest for each list and return the result; all output but the first's comes at the end."""
+    # A cache each, or `--lf` would know the failures of one of them only.
+    caches = [ROOT / ".pytest_cache" / f"part-{number}" for number in range(1, len(parts) + 1)]
+    each = [["-o", f"cache_dir={cache}", *arguments] for cache in caches]
+    for cache in caches if tries > 1 else ():
+        rerun.file_of_failures(cache).unlink(missing_ok=True)
     with ExitStack() as open_files:
         outputs = [None, *(open_files.enter_context(TemporaryFile()) for _ in parts[1:])]
         processes = [
             subprocess.Popen(
-                # A cache each, or `--lf` would know the failures of one of them only.
-                pytest(paths, ["-o", f"cache_dir=.pytest_cache/part-{number}", *arguments]),
+                pytest(paths, own),
                 cwd=ROOT,
                 env=environment(),
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
             )
-            for number, (paths, output) in enumerate(zip(parts, outputs, strict=True), 1)
+            for paths, own, output in zip(parts, each, outputs, strict=True)
         ]
-        codes = set()
+        codes = []
         for process, output in zip(processes, outputs, strict=True):
-            codes.add(process.wait())
+            codes.append(process.wait())
             if output is not None:
                 output.seek(0)
                 print(output.read().decode(errors="replace"), end="", flush=True)
-        return codes
+    if tries == 1:
+        return rerun.all_of([rerun.result_of(code) for code in codes])
+    return rerun.all_of(
+        [
+            rerun.after(code, functools.partial(run_pytest, paths), own, cache)
+            for code, paths, own, cache in zip(codes, parts, each, caches, strict=True)
+        ]
+    )
 
 
 def pytest(paths: Sequence[Path], arguments: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ vLLM-Omni is for has it too. Further arguments for pytest come from PYTEST_ARGS.
 """
 
 import argparse
+import functools
 import os
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import rerun
 import setup_packages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,23 +75,38 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
             f"{version:<10}{suite:<10}{taken:7.1f} s  {outcome}" for version, suite, taken, outcome in rows
         )
     )
-    return int(any(outcome == "FAILED" for *_, outcome in rows))
+    return int(any(outcome.startswith("FAILED") for *_, outcome in rows))
 
 
 def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, str]]:
     """Return suite, seconds and outcome of each; without an environment no tests run."""
     environment = environment_of(version)
-    more = ["-m", "not long", *shlex.split(environment.pop("PYTEST_ARGS", ""))]
+    asked = shlex.split(environment.pop("PYTEST_ARGS", ""))
     python = str(ENVIRONMENTS / version / "bin" / "python")
-    steps = {"set-up": [sys.executable, str(ROOT / "scripts" / "setup.py"), "dev"]}
-    for suite in suites:
-        if suite != "omni" or has_omni(version):
-            steps[suite] = [python, "-m", "pytest", "-q", *SUITES[suite], *WITHOUT.get(suite, ()), *more]
+
+    def set_up() -> str:
+        command = [sys.executable, str(ROOT / "scripts" / "setup.py"), "dev"]
+        return "FAILED" if run(command, environment) else "passed"
+
+    def test(suite: str) -> str:
+        def pytest(arguments: Sequence[str]) -> int:
+            tests = [*SUITES[suite], *WITHOUT.get(suite, ())]
+            return run([python, "-m", "pytest", "-q", *tests, *arguments], environment)
+
+        tries = 1 if asked else 2
+        cache = ROOT / ".pytest_cache" / f"{version}-{suite}"
+        return rerun.run(pytest, (), ["-m", "not long", *asked], cache, tries)
+
+    chosen = [suite for suite in suites if suite != "omni" or has_omni(version)]
+    steps: dict[str, Callable[[], str]] = {
+        "set-up": set_up,
+        **{suite: functools.partial(test, suite) for suite in chosen},
+    }
     rows = []
-    for name, command in steps.items():
+    for name, step in steps.items():
         print(f"\n== vLLM {version}: {name} ==", flush=True)
         began = time.monotonic()
-        outcome = "FAILED" if run(command, environment) else "passed"
+        outcome = step()
         rows.append((name, time.monotonic() - began, outcome))
         if name == "set-up" and outcome == "FAILED":
             break

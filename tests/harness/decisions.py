@@ -97,7 +97,7 @@ class Follower:
             if mirror is None:
                 return False
             known = [w for w in mirror.blocks.workers if mirror.blocks.is_known(w, time.time())]
-            return len(known) == workers and not mirror._stale
+            return len(known) == workers and not mirror.snapshots.wanted
 
         return self.ask(sure)
 

@@ -47,7 +47,9 @@ def test_two_frontends_list_all_workers_and_cost_little_more_than_one(tmp_path: 
         for measured in found["rounds"]:
             assert (measured["ok"], measured["failed"]) == (REQUESTS, 0), measured["errors"]
             assert measured["tokens"] == REQUESTS * TOKENS
-            assert measured["streams"] == 16
+            assert 1 < measured["streams"] <= 16, (
+                "those open at once; a busy machine ends some before others begin"
+            )
             assert measured["frontend_us"] > 0 and measured["worker_us"] > 0
 
     def cost(found: dict[str, Any]) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from harness.served import Serving, own_environment, start
 from harness.stack import stack
-from harness.waiting import until
+from harness.waiting import NotInTime, until
 
 BUSY = "discovery is busy"
 FAKE = ("--engine", "fake", "--fake-engine", '{"vocab_size":2000}')
@@ -67,6 +67,9 @@ def test_serve_starts_again_what_failed_at_its_first_start(
         until("its line", lambda: f"{name} exited with code 1, as discovery was busy" in written(running))
         running.wait_ready()
         until("the console", lambda: "console: http" in written(running))
+    except NotInTime as exc:
+        exc.add_note(f"{running.process.written()}\n--- {name}\n{log_of(name, tmp_path)}")
+        raise
     finally:
         running.process.kill()
 

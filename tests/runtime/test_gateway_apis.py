@@ -99,6 +99,11 @@ def names(gate: Running) -> list[str]:
     return [one["id"] for one in gate.get("/v1/models").json()["data"]]
 
 
+def is_known(gate: Running, name: str) -> bool:
+    """Whether the gateway knows a worker of the model; the frontend may list it a moment before."""
+    return any(one["id"] == name and "kind" in one for one in gate.get("/v1/models").json()["data"])
+
+
 def error(reply: httpx.Response) -> dict[str, Any]:
     found: dict[str, Any] = reply.json()["error"]
     return found
@@ -297,7 +302,7 @@ async def leave(gate: Running, has_begun: Callable[[], bool], path: str, **sent:
 
 def test_killed_worker_is_replaced_by_another(gate: Running, running: Stack, model: Path) -> None:
     first = start(running, model, "pair", pooling="classify", stall_on_token=ord(STALLS))
-    until("the first", lambda: "pair" in names(gate))
+    until("the first", lambda: is_known(gate, "pair"))
     with ThreadPoolExecutor(1) as pool:
         body: Body = {"model": "pair", "text_1": STALLS, "text_2": [STALLS]}
         asking = pool.submit(gate.ask, path="/v1/score", **body)
@@ -334,8 +339,9 @@ def test_models_say_what_they_are_for(gate: Running, speech: Path) -> None:
     assert found["embedder"]["dimensions"] == 8 and "embeddings" in found["embedder"]["apis"]
     assert {"classify", "rerank", "score"} <= set(found["ranker"]["apis"])
     assert found["whisper"]["apis"] == ["transcriptions"]
-    assert gate.get("/v1/models/whisper").json() == found["whisper"]
-    assert gate.get("/v1/models/ranker").json() == found["ranker"]
+    for name in ("whisper", "ranker"):
+        # The frontend (1.6.1) says the time of the question.
+        assert {**gate.get(f"/v1/models/{name}").json(), "created": 0} == {**found[name], "created": 0}
     assert gate.get("/v1/models/nobody").status_code == 404
     assert gate.get("/v1/models/tiny/ready").json()["ready"] is True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -12,10 +11,15 @@ import pytest
 
 from dynamo_vllm.cli import main as cli
 
-HELP_SECONDS = 0.5
+MOST_MODULES = 450
+"""About a hundred of them ours; processor time would differ from machine to machine."""
 HEAVY = {"vllm", "torch", "transformers", "dynamo", "httpx"}
-RUN = "import sys; from dynamo_vllm.cli.main import run; code = run(sys.argv[1:]);"
-REPORT = f"heavy = sorted({HEAVY!r} & set(sys.modules)); sys.exit(code or ' '.join(heavy) or 0)"
+RUN = "import sys; from dynamo_vllm.cli.main import run; code = run(sys.argv[1:])"
+REPORT = f"""
+heavy = sorted({HEAVY!r} & set(sys.modules))
+many = len(sys.modules) > {MOST_MODULES} and f'{{len(sys.modules)}} modules'
+sys.exit(code or ' '.join(heavy) or many or 0)
+"""
 
 
 @pytest.mark.parametrize(
@@ -29,14 +33,10 @@ REPORT = f"heavy = sorted({HEAVY!r} & set(sys.modules)); sys.exit(code or ' '.jo
     ],
 )
 def test_help_is_instant_and_imports_nothing_heavy(argv: list[str]) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-c", RUN + REPORT, *argv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
-    # Processor time: the machine may be busy with other things.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_SECONDS
 
 
 @pytest.mark.parametrize("argv", [["serve", "--help"], ["check", "--no-engine"]])

