@@ -38,7 +38,7 @@ class Bare:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        return [psutil.Process(self.serving.process.pid), *self.serving.below()]
+        return self.serving.lasting()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class Cramped:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        return [psutil.Process(self.serving.process.pid), *self.serving.below()]
+        return self.serving.lasting()
 
     def answers(self) -> bool:
         return bool(self.serving.chat("Hello", max_tokens=3).choices)

@@ -57,6 +57,15 @@ class Serving:
     def below(self) -> list[psutil.Process]:
         return self.process.below()
 
+    def lasting(self) -> list[psutil.Process]:
+        """`serve` and all below it, but not what the console starts for one look at the caches of workers."""
+        found = [psutil.Process(self.process.pid)]
+        for process in self.below():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if not _is_console(process.parent()):
+                    found.append(process)
+        return found
+
     def engine_core(self) -> psutil.Process:
         return self.called("EngineCore")
 
@@ -92,6 +101,10 @@ def start(
     env = env if env is not None else own_environment(folder)
     whole = [*command, "serve", *words, "--port", str(made.port)]
     return Serving(processes.start("serve", whole, folder / "serve.out", env), made)
+
+
+def _is_console(process: psutil.Process | None) -> bool:
+    return process is not None and "console" in process.cmdline()
 
 
 @contextlib.contextmanager
