@@ -65,7 +65,7 @@ class Served:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.let_go = asyncio.Event()
+        self.asked, self.let_go = asyncio.Event(), asyncio.Event()
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -73,6 +73,7 @@ class Served:
         return reader, writer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.set()
         await self.let_go.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
@@ -96,10 +97,11 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 async def test_connections_without_a_request_are_closed_and_answers_are_not(
     served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     asking, writer = await served.connect(REQUEST)
-    silent, other = await served.connect(sent)
     async with asyncio.timeout(30):
+        await served.asked.wait()
+        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+        silent, other = await served.connect(sent)
         assert await silent.read() == b""
         served.let_go.set()
         assert (await asking.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
@@ -110,10 +112,11 @@ async def test_connections_without_a_request_are_closed_and_answers_are_not(
 async def test_rest_of_a_request_that_does_not_come_closes_the_connection(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-    served.let_go.set()
     reader, writer = await served.connect(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
     async with asyncio.timeout(30):
+        await served.asked.wait()
+        monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+        served.let_go.set()
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"x")
         assert await reader.read() == b""

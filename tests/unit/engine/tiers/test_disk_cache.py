@@ -74,6 +74,12 @@ class Tier:
             self.rows[row] = number
         return self.wait_for(self.begin_store(moves(*numbers)))
 
+    def wait_for_hanging(self, job: int) -> Finished:
+        """Waits until the thread hangs longer than the disk may take, so that each try sees it, too."""
+        threads, place = self.cache._threads, self.cache.place
+        until("a thread that hangs", lambda: threads.busy_seconds() > place.slow_seconds)
+        return self.wait_for(job)
+
     def load(self, *numbers: int) -> Finished:
         self.rows[:] = 255
         return self.wait_for(self.begin_load(moves(*numbers)))
@@ -514,7 +520,7 @@ def test_a_hanging_read_is_given_up_and_never_reaches_the_host_tier(
         made.store(1, 2, 3)
         caplog.clear()
         with held(monkeypatch, "preadv") as reading:
-            done = made.load(1, 2, 3)
+            done = made.wait_for_hanging(made.begin_load(moves(1, 2, 3)))
             assert not done.is_whole and not done.loaded
             assert made.is_paused() and made.has(1) == [False]
             assert made.cache.take_counts().failures == {"slow": 1}
@@ -539,8 +545,8 @@ def test_it_stays_paused_while_a_thread_hangs(
             return tries[-1]
 
         with held(monkeypatch, "preadv") as reading:
-            made.load(1)
             monkeypatch.setattr(made.cache._keeper, "_busy_seconds", tried)
+            made.wait_for_hanging(made.begin_load(moves(1)))
             until("some tries", lambda: len(tries) > 6)
             assert not made.works() and made.is_paused()
             reading.released.set()
@@ -554,7 +560,7 @@ def test_a_fifo_in_place_of_a_chunk_hangs_no_prompt(tmp_path: Path) -> None:
         path = files(tmp_path)[0]
         path.unlink()
         os.mkfifo(path)
-        assert not made.load(1).is_whole and made.is_paused()
+        assert not made.wait_for_hanging(made.begin_load(moves(1))).is_whole and made.is_paused()
         with path.open("wb"):  # ends the wait of the thread
             pass
         until("it works again", made.works)
@@ -566,7 +572,7 @@ def test_a_hanging_write_lets_the_host_tier_have_its_rows(
 ) -> None:
     with working(tmp_path, slow_seconds=1.5) as made:
         with held(monkeypatch, "writev") as writing:
-            done = made.store(1, 2, 3, 4)
+            done = made.wait_for_hanging(made.begin_store(moves(1, 2, 3, 4)))
             assert not done.is_whole and made.is_paused()
             made.rows[:] = 77
             writing.released.set()
