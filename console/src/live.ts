@@ -101,6 +101,7 @@ export function listen(): () => void {
         source = made;
         made.onopen = () => {
             connection.set("live");
+            actions.set([]); // the server tells the last ones again
             opened.set(opened.get() + 1);
         };
         made.onerror = () => {

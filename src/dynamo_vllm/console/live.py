@@ -60,7 +60,8 @@ class Hub:
 
     def __init__(self) -> None:
         self._pages: set[Page] = set()
-        self._first: dict[str, object] = {}
+        self._kept: dict[str, deque[object]] = {}
+        """The last events of some kinds, for pages that come later."""
         self.on_watch: Callable[[], None] = lambda: None
         """Is called when a page is opened."""
 
@@ -68,10 +69,10 @@ class Hub:
     def is_watched(self) -> bool:
         return bool(self._pages)
 
-    def publish(self, event: str, value: object, *, keep: bool = False) -> None:
-        """Send to every page; the last event of a kind that is kept also goes to those that come later."""
+    def publish(self, event: str, value: object, *, keep: int = 0) -> None:
+        """Send to every page; the last `keep` events of this kind also go to those that come later."""
         if keep:
-            self._first[event] = value
+            self._kept.setdefault(event, deque(maxlen=keep)).append(value)
         if not self._pages:
             return
         text = encoded(event, value)
@@ -102,8 +103,8 @@ class Hub:
         page = Page()
         self._pages.add(page)
         try:
-            for event, value in self._first.items():
-                page.put(encoded(event, value))
+            for event, kept in self._kept.items():
+                page.put(b"".join(encoded(event, value) for value in kept))
             self.on_watch()
             yield BEAT  # so that the page knows that it is connected
             while not page.is_closed:

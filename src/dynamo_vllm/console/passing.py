@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import httpx
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 BODY_BYTES = 16 << 20
 BODY_SECONDS = 300.0
 MOST_UPLOADS = 8
-"""Bodies that are read at once; the others wait for their turn."""
+"""Larger bodies that are read at once; the others wait for their turn."""
+SMALL_BYTES = 64 << 10
 READ = ("models",)
 ASKED = (
     *("chat/completions", "completions", "embeddings", "rerank", "score", "classify", "pooling"),
@@ -36,7 +38,7 @@ async def passed_on(request: Request, deployment: httpx.AsyncClient, uploads: as
     path: str = request.path_params["path"]
     if path not in (READ if request.method == "GET" else ASKED):
         raise ConsoleError(404, f"the console does not pass on {request.method} /v1/{path}")
-    async with uploads:
+    async with contextlib.nullcontext() if _is_small(request) else uploads:
         body = await read_body(request, BODY_BYTES, BODY_SECONDS)
     headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
     headers["accept-encoding"] = "identity"  # the answer is passed on as it comes
@@ -50,6 +52,14 @@ async def passed_on(request: Request, deployment: httpx.AsyncClient, uploads: as
     if found.get("content-type", "").startswith(ACTIVE):
         found["content-type"] = "application/octet-stream"
     return StreamingResponse(_parts(answer), answer.status_code, found)
+
+
+def _is_small(request: Request) -> bool:
+    """Return whether the body need not wait; the server reads no more of it than the length it names."""
+    if "transfer-encoding" in request.headers:
+        return False
+    length = request.headers.get("content-length", "0")
+    return length.isdecimal() and int(length) <= SMALL_BYTES
 
 
 async def _head(request: Request, deployment: httpx.AsyncClient, asked: httpx.Request) -> httpx.Response:

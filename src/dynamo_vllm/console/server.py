@@ -48,6 +48,10 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 30
 COLLECT_AFTER = (20_000, 20, 20)
 """New objects until the youngest are looked through, and how often that is until older ones are."""
+LOOKS = ("keys_list", "usage")
+"""Verbs that change nothing."""
+MOST_DONE = 50
+"""Actions that pages are told which come later."""
 END_SECONDS = 2
 """For answers that are being sent when the console ends."""
 
@@ -80,7 +84,8 @@ async def run(
 
         def done(what: dict[str, Any]) -> None:
             logger.info("%s: %s", what["verb"], what["results"])
-            hub.publish("action", what)
+            if what["verb"] not in LOOKS:
+                hub.publish("action", what, keep=MOST_DONE)
             poller.poll_soon()
 
         decisions = Decisions(

@@ -308,17 +308,18 @@ async def test_question_goes_to_the_deployment_without_our_cookie(console: Conso
     assert not {"cookie", "x-console", "origin"} & set(seen.headers)
 
 
-async def test_only_some_bodies_are_uploaded_at_once(console: Console) -> None:
+async def test_only_some_large_bodies_are_uploaded_at_once(console: Console) -> None:
     begun, go_on = 0, asyncio.Event()
+    size = passing.SMALL_BYTES + 1
 
     async def body() -> AsyncIterator[bytes]:
         nonlocal begun
         begun += 1
         await go_on.wait()
-        yield b"{}"
+        yield bytes(size)
 
     async def ask() -> int:
-        headers = {**POSTED, "content-length": "2"}
+        headers = {**POSTED, "content-length": str(size)}
         return (await console.http.post("/v1/completions", content=body(), headers=headers)).status_code
 
     console.upstream.make = lambda: streamed(200, b"{}", "application/json")
@@ -326,6 +327,7 @@ async def test_only_some_bodies_are_uploaded_at_once(console: Console) -> None:
     await until_async("some to begin", lambda: begun >= passing.MOST_UPLOADS)
     await console.get("/live")  # by now the others have come too
     assert begun == passing.MOST_UPLOADS
+    assert (await console.post("/v1/completions", {})).status_code == 200, "a small one need not wait"
     go_on.set()
     assert await asyncio.gather(*asked) == [200] * 20
 

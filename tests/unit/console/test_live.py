@@ -19,7 +19,7 @@ def opened(hub: Hub, beat_seconds: float = 60.0) -> AsyncIterator[bytes]:
 
 async def test_page_gets_what_is_kept_and_then_what_comes() -> None:
     hub = Hub()
-    hub.publish("overview", {"at": 1}, keep=True)
+    hub.publish("overview", {"at": 1}, keep=1)
     hub.publish("sample", {"at": 1})
     looked: list[bool] = []
     hub.on_watch = lambda: looked.append(hub.is_watched)
@@ -28,6 +28,15 @@ async def test_page_gets_what_is_kept_and_then_what_comes() -> None:
     assert await anext(page) == b'event: overview\ndata: {"at":1}\n\n'
     hub.publish("sample", {"text": "two\nlines"})
     assert await anext(page) == b'event: sample\ndata: {"text":"two\\nlines"}\n\n'
+
+
+async def test_page_that_comes_later_gets_the_last_of_what_is_kept() -> None:
+    hub = Hub()
+    for number in range(5):
+        hub.publish("action", number, keep=3)
+    page = opened(hub)
+    assert await anext(page) == BEAT
+    assert [text[-1:] for text in (await anext(page)).split(b"\n\n")[:-1]] == [b"2", b"3", b"4"]
 
 
 async def test_slow_page_misses_the_oldest_and_stops_nobody() -> None:

@@ -1,4 +1,4 @@
-// What was done since the page was opened, by anybody.
+// What was done lately, by anybody.
 import type { JSX } from "preact";
 import { clock } from "../../format";
 import { actions } from "../../live";
@@ -13,7 +13,7 @@ export function DoneList(): JSX.Element {
     return (
         <Section title="Done">
             {done.length === 0 ? (
-                <Empty>Nothing was done since this page was opened.</Empty>
+                <Empty>Nothing was done since the console started.</Empty>
             ) : (
                 <ol class="plain done">
                     {done.map((one) => (

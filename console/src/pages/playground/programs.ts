@@ -62,7 +62,8 @@ export function asCurl(url: string, { path, body, file }: Asked, hasKey: boolean
     if (files.length === 0) return `${start}-d '${JSON.stringify(body, null, 2).replaceAll("'", `'\\''`)}'`;
     // Pictures are too long for a command line. The shell puts them where the marks are, which are nowhere else.
     let mark = "PICTURE";
-    while (JSON.stringify(body).includes(mark)) mark += "_";
+    const words = JSON.stringify(written);
+    while (words.includes(mark)) mark += "_";
     const marked = (_: string, value: unknown): unknown =>
         value instanceof Picture ? `data:${value.type};base64,${mark}(${value.file})` : value;
     const text = JSON.stringify(written, marked, 2)

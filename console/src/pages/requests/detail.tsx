@@ -1,5 +1,6 @@
 // One request: what it was, each decision of the router with its candidates, and how its time went.
 import type { JSX } from "preact";
+import { useEffect, useState } from "preact/hooks";
 import { get } from "../../api";
 import { clock, milliseconds, plural, whole } from "../../format";
 import { overview, recent, workerName } from "../../live";
@@ -12,16 +13,24 @@ import { Table, type Column } from "../../ui/table";
 import { explain, nameOf, partsOf } from "./explain";
 
 const ASK_SECONDS = 2;
+/** A request that is not known by then was forgotten. */
+const GIVE_UP_MS = 60_000;
 
 export function RequestDetailView({ id }: { id: string }): JSX.Element {
     useStore(overview); // names of workers come from there
     // Who follows the link of an answer at once is here before the frontend's record of it. Of many requests not all
     // are told to the page, so it also asks.
     const hasCome = useStore(recent).some((row) => row.id === id);
+    const [isLate, setLate] = useState(false);
+    useEffect(() => {
+        setLate(false);
+        const timer = window.setTimeout(() => setLate(true), GIVE_UP_MS);
+        return () => window.clearTimeout(timer);
+    }, [id]);
     const { value, problem } = useLoad(
         (signal) => get<RequestDetail>(`api/requests/${encodeURIComponent(id)}`, {}, signal),
         [id, hasCome],
-        ASK_SECONDS,
+        isLate ? 0 : ASK_SECONDS,
         "known",
     );
     return (
@@ -30,7 +39,7 @@ export function RequestDetailView({ id }: { id: string }): JSX.Element {
                 <a href={link("requests")}>← All requests</a>
             </p>
             {problem === null ? null : <Notice>{problem}</Notice>}
-            {problem === null || hasCome ? null : (
+            {problem === null || hasCome || isLate ? null : (
                 <p class="hint">A request is known some seconds after its end. It is shown here as soon as it is.</p>
             )}
             {value === null ? problem === null && <Empty>Loading…</Empty> : <Detail detail={value} />}

@@ -14,6 +14,8 @@ const SHOWN = 50;
 const PAGE = 100;
 /** With more rows by hand the table gets slow; older ones are reached with filters. */
 const MOST_OLDER = 600;
+/** Of many requests not all are told to the page, so a filtered list is loaded again. */
+const AGAIN_MS = 2000;
 
 interface Answer {
     requests: RequestRow[];
@@ -90,15 +92,28 @@ export function RequestList(): JSX.Element {
     const [problem, setProblem] = useState<string | null>(null);
     useEffect(() => {
         const stop = new AbortController();
-        const before = new Set(recent.get());
-        get<Answer>("api/requests", { limit: PAGE, worker, model }, stop.signal).then(
-            (answer) => {
+        let timer = 0;
+        const load = async (): Promise<void> => {
+            const before = new Set(recent.get());
+            try {
+                const answer = await get<Answer>("api/requests", { limit: PAGE, worker, model }, stop.signal);
                 setFirst({ ...answer, filter, before });
                 setProblem(null);
-            },
-            (error: unknown) => isAbort(error) || setProblem(sentence(error)),
-        );
-        return () => stop.abort();
+            } catch (error) {
+                if (isAbort(error)) return;
+                setProblem(sentence(error));
+            }
+            if (worker !== "" || model !== "") timer = window.setTimeout(again, AGAIN_MS);
+        };
+        const again = (): void => {
+            if (document.hidden) timer = window.setTimeout(again, AGAIN_MS);
+            else void load();
+        };
+        void load();
+        return () => {
+            stop.abort();
+            window.clearTimeout(timer);
+        };
     }, [filter, stream]);
     useEffect(() => setOlder([]), [filter]);
     const fits = (row: RequestRow): boolean =>
@@ -116,7 +131,7 @@ export function RequestList(): JSX.Element {
     if (!isStill) still.current = { filter: first.filter, rows: newest };
     const top = still.current.rows;
     const seen = new Set(top.map((row) => row.id));
-    const rows = [...top, ...older.filter((row) => !seen.has(row.id))];
+    const rows = [...top, ...older.filter((row) => !seen.has(row.id) && fits(row))];
     const columns = rows.some((row) => row.tenant !== null)
         ? COLUMNS
         : COLUMNS.filter((column) => column.title !== "Tenant");

@@ -211,13 +211,13 @@ class Poller:
     def _publish(self, figures: Mapping[str, Any]) -> None:
         if not self._hub.is_watched:
             self._sent = b""
-            self._hub.publish("overview", self.overview, keep=True)
+            self._hub.publish("overview", self.overview, keep=1)
             return
         self._hub.publish("sample", figures)
         seen = msgspec.json.encode(without_clocks(self.overview))
         if seen != self._sent:
             self._sent = seen
-            self._hub.publish("overview", self.overview, keep=True)
+            self._hub.publish("overview", self.overview, keep=1)
 
     async def _look_up_models(
         self, frontends: Sequence[FrontendState], workers: Sequence[Worker], now: float

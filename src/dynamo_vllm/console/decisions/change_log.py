@@ -17,6 +17,7 @@ MOST_CHANGES = 150_000
 KEEP_SECONDS = 600.0
 """How long changes are kept, and up to a part longer."""
 PARTS = 8
+"""Full ones in this time; one more is being filled."""
 NEVER = float("inf")
 
 _Change = tuple[float, int, Optional["_Change"]]
@@ -34,7 +35,7 @@ class ChangeLog:
     """Keeps at most `most` changes; a part of them is dropped when there are more."""
 
     def __init__(self, most: int = MOST_CHANGES) -> None:
-        self._most_in_part = max(1, most // PARTS)
+        self._most_in_part = max(1, most // (PARTS + 1))
         self._older: deque[_Part] = deque()
         self._newest: dict[int, _Change] = {}
         self._count = 0
@@ -57,7 +58,7 @@ class ChangeLog:
     def _begin_part(self, at: float) -> None:
         if self._newest:
             self._older.append(_Part(self.latest, self._newest))
-        while self._older and (len(self._older) >= PARTS or self._older[0].until < at - KEEP_SECONDS):
+        while self._older and (len(self._older) > PARTS or self._older[0].until < at - KEEP_SECONDS):
             self.begins = self._older.popleft().until
         self._newest = {}
         self._count = 0

@@ -211,7 +211,6 @@ class Mirror:
             self.blocks.forget(worker, now)
             self.live.forget(worker)
             self._relieved.pop(worker, None)
-        self.snapshots.forget(instance)
 
     def member(self, instance: int) -> Member | None:
         """Return a worker that is there, or was lately."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import logging
 import secrets
@@ -98,16 +99,18 @@ class Receiver:
             oldest.cancel()
         task = asyncio.ensure_future(self._serve(reader, writer))
         self._unknown[task] = None
-        task.add_done_callback(self._forget)
+        task.add_done_callback(functools.partial(self._end, writer))
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _end(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Close the connection; a task that is cancelled before it begins could not."""
+        writer.close()
         self._unknown.pop(task, None)
         self._known.discard(task)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
         seconds = HEAD_SECONDS
-        with contextlib.closing(writer), contextlib.suppress(*_BROKEN_OFF, h11.ProtocolError):
+        with contextlib.suppress(*_BROKEN_OFF, h11.ProtocolError):
             while connection.our_state is h11.IDLE:
                 async with asyncio.timeout(seconds) as limit:
                     status = await self._answer_one(connection, reader, limit)

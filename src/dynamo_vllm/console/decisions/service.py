@@ -259,8 +259,9 @@ class Decisions:
 
     def problems(self) -> list[str]:
         """Return why something is not shown."""
-        mirror = None if self._mirror is None else self._mirror.why_not
-        return [problem for problem in (self._receiver_problem, mirror) if problem]
+        mirror = self._mirror
+        of_mirror = () if mirror is None else (mirror.why_not, mirror.snapshots.why_not)
+        return [problem for problem in (self._receiver_problem, *of_mirror) if problem]
 
     def requests(
         self, limit: int = 100, before: str | None = None, worker: str | None = None, model: str | None = None

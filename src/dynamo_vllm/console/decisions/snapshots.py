@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.console.decisions import messages
 from dynamo_vllm.console.decisions.shapes import Worker
+from dynamo_vllm.errors import DynamoVllmError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -41,6 +42,8 @@ class Snapshots:
         """Those of the wanted ones that are read now."""
         self.held: list[tuple[Worker, WorkerEvent, float]] = []
         """What these have said meanwhile."""
+        self.why_not: str | None = None
+        """Why the last one could not be taken."""
         self._blocks = blocks
         self._take = take
         self._member = member
@@ -56,9 +59,6 @@ class Snapshots:
         """Forget all others."""
         self.wanted = {worker for worker in self.wanted if worker.instance in instances}
         self.being_read &= self.wanted
-
-    def forget(self, instance: int) -> None:
-        self.keep({worker.instance for worker in self.wanted} - {instance})
 
     def holds(self, worker: Worker, event: WorkerEvent, at: float) -> bool:
         """Return whether an event waits until its worker was read."""
@@ -82,6 +82,11 @@ class Snapshots:
         self.being_read = {worker for worker in self.wanted if self._component(worker) in sizes}
         try:
             await self._load(await self._take(sizes))
+            self.why_not = None
+        except DynamoVllmError as exc:
+            if self.why_not is None:
+                logger.warning("routing decisions: %s", exc)
+            self.why_not = str(exc)
         finally:
             self.being_read.clear()
             self.held.clear()

@@ -58,17 +58,21 @@ class OwnedFolder:
     def _sweep(self, shared: Path, prefix: str) -> None:
         """Remove what killed processes of this user left."""
         now = os.fstat(self._lock).st_mtime  # by the clock of the file system
-        for left in shared.glob(f"{prefix}*"):
-            # Locks of NFS do not hold against the process that has them.
-            if left != self.path and _is_left(left, now):
-                shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for left in shared.glob(f"{prefix}*"):
+                # Locks of NFS do not hold against the process that has them.
+                if left != self.path and _is_left(left, now):
+                    shutil.rmtree(left, ignore_errors=True)
 
 
 def _is_left(folder: Path, now: float) -> bool:
     """Return whether the owner is gone; False if it lives, is another user, or is not known."""
     try:
-        if not private.is_own_folder(folder.lstat()):
+        about = folder.lstat()
+        if not private.is_own_folder(about):
             return False
+        if not (folder / _LOCK).exists():  # its owner was killed while it made the folder
+            return now - about.st_mtime > GONE_SECONDS
         with open(private.open_file(folder / _LOCK, os.O_RDWR), "rb") as lock:  # NFS locks only for writers
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             ours = _seen_by(lock.fileno())

@@ -119,10 +119,10 @@ def test_past_states_can_be_asked_for() -> None:
 
 
 def test_log_of_changes_is_bounded() -> None:
-    blocks = made(most_changes=16)
+    blocks = made(most_changes=18)
     for number in range(100):
         blocks.store(A, DEVICE, stored(number + 1), float(number))
-    assert not blocks.is_known(A, 82.0)
+    assert not blocks.is_known(A, 80.0)
     assert blocks.is_known(A, 87.0)
     assert blocks.overlaps([88], 86.5) == {}, "what is still in the log is undone"
 

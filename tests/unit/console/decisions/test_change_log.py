@@ -49,6 +49,13 @@ def test_old_changes_go() -> None:
     assert list(log.states([1], 9.0, {1: 3})) == [1]
 
 
+def test_changes_are_kept_for_the_whole_time() -> None:
+    log = ChangeLog()
+    for at in range(3 * int(change_log.KEEP_SECONDS)):
+        log.add(1, at, float(at))
+        assert at - log.begins >= change_log.KEEP_SECONDS
+
+
 def test_message_that_is_late_does_not_hide_the_changes_before_it() -> None:
     log = ChangeLog(most=8)
     log.add(1, 0, 20.0)

@@ -85,6 +85,7 @@ class World:
         self.seen = Seen(channels, {PUBLISHER: (1, 0)}, {1: Member(1, "backend", ("m",), (), 32)})
         self.problem: str | None = None
         self.failure: Exception | None = None
+        self.no_snapshot: DynamoVllmError | None = None
         self.mirror = Mirror(
             self, lambda before, block: before * 100 + block, self.take, self.booked.append, lambda *_: None
         )
@@ -98,6 +99,8 @@ class World:
 
     async def take(self, sizes: Mapping[str, int]) -> list[bytes]:
         self.snapshots.append(sizes)
+        if self.no_snapshot:
+            raise self.no_snapshot
         await self.may_read.wait()
         return [msgspec.json.encode(self.dump)]
 
@@ -290,6 +293,17 @@ async def test_discovery_that_is_away_is_said_and_tried_again(world: World) -> N
     await until_async("the problem", lambda: world.mirror.why_not == world.problem)
     world.problem = None
     await until_async("the end of it", lambda: world.mirror.why_not is None)
+
+
+async def test_caches_that_cannot_be_read_are_said_until_they_were(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.no_snapshot = DynamoVllmError("no router answers")
+    await until_async("two tries", lambda: len(world.snapshots) > 1)
+    assert world.mirror.snapshots.why_not == "no router answers"
+    assert caplog.text.count("no router answers") == 1
+    world.no_snapshot = None
+    await until_async("the end of it", lambda: world.mirror.snapshots.why_not is None)
 
 
 async def test_unexpected_exceptions_end_nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -125,6 +126,25 @@ async def test_connections_without_a_request_keep_no_frontend_away(listening: Li
         assert await send_records(listening, client) == 200
         async with asyncio.timeout(30):
             assert await silent[0][0].read() == b""  # the oldest
+
+
+async def test_burst_of_connections_leaves_none_open(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many come at once that the oldest are closed before anything was done for them."""
+    monkeypatch.setattr(otlp, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(otlp, "MOST_UNKNOWN", 2)
+    url = httpx.URL(listening.url)
+    assert url.port is not None
+    opened: list[socket.socket] = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):  # all before the loop can accept one
+            one = stack.enter_context(socket.create_connection((url.host, url.port), 30))
+            one.setblocking(False)
+            opened.append(one)
+        for one in opened:
+            async with asyncio.timeout(30):
+                assert await asyncio.get_running_loop().sock_recv(one, 1) == b""
 
 
 async def test_new_connection_must_ask_soon_and_that_of_a_frontend_stays(

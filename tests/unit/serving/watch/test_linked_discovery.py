@@ -131,6 +131,16 @@ def start_another(real: Path) -> None:
         pass
 
 
+def test_folder_without_a_lock_is_removed_after_a_day(real: Path) -> None:
+    """Its console was killed while it made the folder; a young one may just be made."""
+    young, old = real / "console-young", real / "console-old"
+    for folder in (young, old):
+        folder.mkdir(0o700)
+    os.utime(old, (5, 5))
+    start_another(real)
+    assert young.exists() and not old.exists()
+
+
 def test_links_of_a_killed_console_are_removed_by_the_next_one(
     real: Path, other: tuple[BaseProcess, Path]
 ) -> None:
