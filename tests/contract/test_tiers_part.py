@@ -61,14 +61,22 @@ def test_paused_disk_is_told(monkeypatch: pytest.MonkeyPatch, paused: float) -> 
 
 
 class Answers:
-    """An AsyncLLM that has these answers from its own cache, and from its tiers."""
+    """An AsyncLLM that has these answers; at first two from its own cache, and one in two from its tiers."""
 
-    def __init__(self, own: list[int], from_tiers: list[int]) -> None:
-        self._own, self._from_tiers = iter(own), iter(from_tiers)
+    def __init__(self, own: list[int], from_tiers: list[int], loads: int = 9) -> None:
+        self._own, self._from_tiers, self._loads = iter(own), iter(from_tiers), loads
+        self._asked = 0
 
     async def generate(self, prompt: Any, params: Any, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
-        answers = self._from_tiers if params.skip_reading_prefix_cache else self._own
-        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[next(answers)])], num_cached_tokens=32)
+        asks_tiers = bool((params.extra_args or {}).get("kv_transfer_params"))
+        assert params.skip_reading_prefix_cache == (self._asked >= 2)
+        assert asks_tiers == (self._asked >= 2 and self._asked % 2 == 0)
+        self._asked += 1
+        answer, cached = next(self._from_tiers if asks_tiers else self._own), 32
+        if asks_tiers:
+            self._loads -= 1
+            cached = 32 if self._loads >= 0 else 0
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[answer])], num_cached_tokens=cached)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +99,12 @@ async def test_another_answer_counts_if_it_stays_another(
     )
     proof = await tiers.VllmTiers(llm, facts, {"host": 1000}).prove(0)
     assert (proof.tier_tokens, proof.is_same) == (32, is_same)
+
+
+async def test_answer_that_was_computed_proves_no_tier() -> None:
+    llm: Any = Answers([1, 1, 1], [2, 1], loads=1)
+    facts: Any = SimpleNamespace(
+        context_length=100, vocab_size=400, block_size=32, data_parallel_start_rank=0
+    )
+    proof = await tiers.VllmTiers(llm, facts, {"host": 1000}).prove(0)
+    assert not proof.is_same

@@ -135,8 +135,11 @@ def connector_of(plan: WorkerPlan) -> Connector | None:
     return connectors.choose(plan.options.connector, plan.flags.get("kv_transfer_config"))
 
 
-def warn_of_disk(options: WorkerOptions) -> None:
-    if options.kv_disk is not None and options.engine != "fake" and (said := disk_warning(options.kv_disk)):
+async def warn_of_disk(options: WorkerOptions) -> None:
+    disk = options.kv_disk
+    if disk is None or options.engine == "fake":
+        return
+    if said := await in_thread(lambda: disk_warning(disk)):
         logger.warning(said)
 
 

@@ -98,7 +98,7 @@ async def run(
         plan = plan.with_options(options)
         dumped.add("options", build.without_secrets(options))
         warn_of_other_connector(plan)
-        factories.warn_of_disk(plan.options)
+        await factories.warn_of_disk(plan.options)
         settings = factories.engine_settings(plan, environment, scratch_folder, engine_id)
         settings = dataclasses.replace(
             settings, on_resolved=functools.partial(dumped.add, "vllm"), zygote=zygote
@@ -179,6 +179,7 @@ async def serve(started: Started, loader: MediaLoader | None = None, traces: Tra
     generate = wiring.answering(started, made, engine_died, last_error, traces)
     exposition = await wiring.expose(started, made)
     await warm(started, made)
+    started.drt.refuse_unlisted()  # before requests come: it has to start again
     await join_peers(started, registration)
     with events.publishers(
         endpoint, started.facts, options.enable_local_indexer, str(options.model)

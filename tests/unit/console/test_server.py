@@ -66,9 +66,12 @@ class Served:
     def __init__(self, port: int) -> None:
         self.port = port
         self.asked, self.let_go = asyncio.Event(), asyncio.Event()
+        self.opened: list[asyncio.StreamWriter] = []
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The fixture closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.opened.append(writer)
         writer.write(sent)
         return reader, writer
 
@@ -86,6 +89,8 @@ async def served() -> AsyncIterator[Served]:
     running = server.Server(server.config_of(made))
     task = asyncio.ensure_future(running.serve([listening]))
     yield made
+    for writer in made.opened:
+        writer.close()
     running.should_exit = running.force_exit = True
     await task
 
@@ -97,16 +102,14 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 async def test_connections_without_a_request_are_closed_and_answers_are_not(
     served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    asking, writer = await served.connect(REQUEST)
+    asking, _ = await served.connect(REQUEST)
     async with asyncio.timeout(30):
         await served.asked.wait()
         monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-        silent, other = await served.connect(sent)
+        silent, _ = await served.connect(sent)
         assert await silent.read() == b""
         served.let_go.set()
         assert (await asking.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
-    writer.close()
-    other.close()
 
 
 async def test_rest_of_a_request_that_does_not_come_closes_the_connection(
@@ -120,11 +123,9 @@ async def test_rest_of_a_request_that_does_not_come_closes_the_connection(
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"x")
         assert await reader.read() == b""
-    writer.close()
 
 
 async def test_long_headers_are_refused(served: Served) -> None:
-    reader, writer = await served.connect(b"GET /" + b"x" * (70 << 10))
+    reader, _ = await served.connect(b"GET /" + b"x" * (70 << 10))
     async with asyncio.timeout(30):
         assert b"400" in await reader.readuntil(b"\r\n")
-    writer.close()

@@ -65,8 +65,8 @@ def place(
         port = console.console_port
         ports.refuse_taken("--console-port", host, port)
     elif console.console_port is None and after <= 65535 and not ports.is_taken(host, after):
+        ports.leave_out([after])
         port, spare = after, ports.reserve_for_life()
-        ports.leave_out([port])
     else:
         port = ports.reserve_for_life()
     database = None

@@ -120,8 +120,8 @@ def disk_is_no_file(o: WorkerOptions, _: EngineFlags) -> None:
     if disk is None or o.engine == "fake":
         return
     with contextlib.suppress(OSError):
-        there = _looked(lambda: _nearest(disk))
-        if not _looked(there.is_dir):
+        there, is_folder = _looked(lambda: ((found := _nearest(disk)), found.is_dir()))
+        if not is_folder:
             raise ConfigError(f"--kv-offload-disk {disk}: {there} is not a folder; name one")
 
 

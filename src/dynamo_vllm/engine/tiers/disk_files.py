@@ -161,6 +161,8 @@ class Slot:
             for number in (*there, *(n for n in range(_MOST_SLOTS) if n not in there)):
                 path = above / str(number)
                 if (lock := _locked(path)) is not None:
+                    now = time.time_ns()
+                    os.utime(lock, ns=(now, now))
                     return cls(path, lock, fingerprint, chunk_bytes)
         raise FileExistsError(17, "all slots are taken", str(above))
 
@@ -202,13 +204,15 @@ class Slot:
             os.close(self._lock)
 
 
-def unowned(root: Path) -> set[Path]:
-    """Returns the slots that no process has, of all fingerprints."""
-    found, base = set(), root / FOLDER
+def unowned(root: Path) -> set[tuple[Path, int]]:
+    """Returns the slots that no process has, of all fingerprints, and when each was last taken."""
+    base = root / FOLDER
+    found: set[tuple[Path, int]] = set()
     for above in list(os.scandir(base)):
         if _FINGERPRINT.fullmatch(above.name) and above.is_dir(follow_symlinks=False):
             slots = (base / above.name / slot.name for slot in list(os.scandir(above.path)))
-            found |= {slot for slot in slots if _SLOT.fullmatch(slot.name) and _is_free(slot)}
+            free = (slot for slot in slots if _SLOT.fullmatch(slot.name) and _is_free(slot))
+            found |= {(slot, (slot / _LOCK).stat().st_mtime_ns) for slot in free}
     return found
 
 

@@ -109,8 +109,8 @@ class DiskKeeper:
         self._place, self._busy_seconds = place, busy_seconds
         self._inbox: queue.SimpleQueue[Order | tuple[Chunks, Sequence[bytes]] | None] = queue.SimpleQueue()
         self._slot: Slot | None = None
-        self._unowned: set[Path] = set()
-        """Slots without a worker, at the last look."""
+        self._unowned: set[tuple[Path, int]] = set()
+        """Slots without a worker, and when each was last taken, at the last look."""
         self._look_at = math.inf
         self._inbox.put(Order())
         self._thread = threading.Thread(target=self._run, name="kv-disk-keeper", daemon=True)
@@ -138,7 +138,8 @@ class DiskKeeper:
                 asked = self._inbox.get(timeout=wait)
             except queue.Empty:
                 if time.monotonic() >= self._look_at:
-                    self._remove_strays()
+                    if self._remove_strays() and order is not None:
+                        due = time.monotonic()  # there is more room now
                 elif order is not None:
                     order = self._tried(order)
                     due = time.monotonic() + order.pause if order is not None else math.inf
@@ -203,20 +204,22 @@ class DiskKeeper:
         if self._slot is not None:
             self._slot.close()
             self._slot = None
+        if self._look_at == math.inf:
+            self._remove_strays()  # before: what they leave may be in the way
         slot = self._slot = Slot.take(place.root, place.fingerprint, place.chunk_bytes)
-        self._unowned.clear()
-        self._remove_strays()
         return slot
 
-    def _remove_strays(self) -> None:
-        """Removes slots that had no worker at the last look either, and looks again later."""
+    def _remove_strays(self) -> int:
+        """Removes slots that no worker has had since the last look, and looks again later."""
         self._look_at = time.monotonic() + STRAY_SECONDS
-        place = self._place
+        place, before = self._place, self._unowned
+        self._unowned = set()
         try:
             now = disk_files.unowned(place.root)
-            count = sum(disk_files.remove_unowned(slot) for slot in now & self._unowned)
+            count = sum(disk_files.remove_unowned(slot) for slot, _ in now & before)
         except OSError:
-            return  # the next use of the disk tells
+            return 0  # the next use of the disk tells
         self._unowned = now
         if count:
             logger.info("KV caches on disk in %s: removed the files of %d lost engines", place.root, count)
+        return count

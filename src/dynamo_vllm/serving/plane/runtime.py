@@ -64,6 +64,11 @@ class Runtime:
             self.unlisted.set_exception(StartError(f"discovery did not take this worker ({consequence})"))
             self.unlisted.exception()  # whoever would wait for it may have gone
 
+    def refuse_unlisted(self) -> None:
+        """Raise StartError if discovery did not take an endpoint."""
+        if self.unlisted.done():
+            self.unlisted.result()
+
     def set_health_status(self, ready: bool) -> None:
         self._drt.set_health_status(ready)
 

@@ -7,6 +7,8 @@ import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from dynamo.llm.exceptions import StreamIncomplete
+
 from dynamo_vllm import wire
 from dynamo_vllm.errors import EngineDead, UnknownModel
 from dynamo_vllm.media.held_bytes import held_by_request
@@ -157,9 +159,15 @@ def answering_probes(generate: Generate, probe_seconds: float) -> Generate:
 
     async def probe(request: object, context: Any) -> AsyncIterator[dict[str, Any]]:
         kept = ChunkCollector()
-        async with asyncio.timeout(probe_seconds):
-            async for _ in generate(request, context, kept):
-                """Yield nothing if there is a sender."""
+        limit = asyncio.timeout(probe_seconds)
+        try:
+            async with limit:
+                async for _ in generate(request, context, kept):
+                    """Yield nothing if there is a sender."""
+        except StreamIncomplete:  # what a cancelled request says: this worker is leaving
+            if limit.expired():
+                raise TimeoutError from None
+            raise
         for chunk in kept.chunks:
             yield chunk
 

@@ -705,9 +705,33 @@ def test_files_of_engines_that_start_again_later_stay(
         assert other.path.exists() and not late.path.exists()
         again = other_slot(tmp_path, PRINT)
         assert again.path == other.path
+        again.close()
+        made.cache._keeper._remove_strays()
+        assert again.path.exists(), "it was taken since the last look"
+        again = other_slot(tmp_path, PRINT)
         made.cache._keeper._remove_strays()
         assert again.path.exists()
         again.close()
+
+
+@pytest.mark.parametrize("fails", ["take", "prove"])
+def test_room_of_lost_engines_is_used_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """They may fill the disk: after an update they are of another version."""
+    monkeypatch.setattr(disk_keeper, "STRAY_SECONDS", 0.05)
+    lost = other_slot(tmp_path)
+    lost.close()
+    real = getattr(Slot, fails)
+
+    def full(*given: Any) -> Any:
+        if lost.path.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*given)
+
+    monkeypatch.setattr(Slot, fails, full)
+    with tier(tmp_path, first_pause=600.0, longest_pause=600.0) as made:
+        until("it works", made.works)
 
 
 def test_files_of_engines_that_do_not_come_back_go_one_after_the_other(

@@ -218,6 +218,10 @@ def test_what_was_stored_after_a_reset_is_not_for_a_successor(tmp_path: Path) ->
     assert sorted(os.listdir(slot.path)) == ["chunks", "lock", "parts"]
 
 
+def unowned(root: Path) -> set[Path]:
+    return {path for path, _ in disk_files.unowned(root)}
+
+
 def test_slots_without_an_owner_are_found_and_removed(tmp_path: Path) -> None:
     mine = Slot.take(tmp_path, ONE, SIZE)
     living, dead = (Slot.take(tmp_path, OTHER, SIZE) for _ in range(2))
@@ -226,12 +230,12 @@ def test_slots_without_an_owner_are_found_and_removed(tmp_path: Path) -> None:
     dead.close()
     (tmp_path / FOLDER / "notes").mkdir()
     (tmp_path / "mine.txt").write_text("kept")
-    assert disk_files.unowned(tmp_path) == {dead.path}
+    assert unowned(tmp_path) == {dead.path}
     assert not disk_files.remove_unowned(living.path) and disk_files.remove_unowned(dead.path)
     assert living.path.exists() and mine.path.exists() and not dead.path.exists()
     assert (tmp_path / FOLDER / "notes").exists() and (tmp_path / "mine.txt").exists()
     living.close()
-    assert disk_files.unowned(tmp_path) == {living.path} and disk_files.remove_unowned(living.path)
+    assert unowned(tmp_path) == {living.path} and disk_files.remove_unowned(living.path)
     assert not (tmp_path / FOLDER / OTHER).exists() and mine.is_ours()
 
 

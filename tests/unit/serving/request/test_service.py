@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from dynamo.llm import HttpError
@@ -16,7 +18,7 @@ from dynamo_vllm.serving.request.crash_notes import CrashNotes
 from dynamo_vllm.serving.request.egress import Egress
 from dynamo_vllm.serving.request.outlet import outlet
 from dynamo_vllm.serving.request.pace import Gathering, Pace
-from dynamo_vllm.serving.request.service import Service
+from dynamo_vllm.serving.request.service import Service, answering_probes
 from dynamo_vllm.wire import GenerateRequest, prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
@@ -302,3 +304,16 @@ def test_request_that_waited_too_long_is_a_503_and_does_not_move() -> None:
     with pytest.raises(HttpError) as caught, boundary("r", lambda dead: None):
         raise Overloaded("its turn did not come")
     assert caught.value.code == 503
+
+
+async def test_probe_of_an_engine_that_hangs_takes_too_long() -> None:
+    """It is cancelled as a request is whose worker ends; but this worker stays."""
+
+    async def generate(request: object, context: Any, sender: object) -> AsyncIterator[dict[str, Any]]:
+        with boundary("probe", lambda dead: None, has_left=lambda: False):
+            await asyncio.Event().wait()
+        yield {}
+
+    with pytest.raises(TimeoutError):
+        async for _ in answering_probes(generate, 0.01)({}, FakeContext()):
+            pass

@@ -100,15 +100,18 @@ class VllmTiers:
         again, own_tokens = await self._answer(ids, rank)
         own, deadline = [cold, again], time.monotonic() + STORE_SECONDS
         while True:
-            found, tier_tokens = await self._answer(ids, rank, only_tiers=True)
+            found, tier_tokens = await self._answer(ids, rank, skips_own=True, only_tiers=True)
             if tier_tokens >= max(own_tokens, 1) or time.monotonic() > deadline:
                 break
             await asyncio.sleep(_PAUSE_SECONDS)
         for _ in range(_MORE_ANSWERS):
             if found in own:
                 break
-            own.append((await self._answer(ids, rank))[0])
-            found, _ = await self._answer(ids, rank, only_tiers=True)
+            own.append((await self._answer(ids, rank, skips_own=True))[0])  # its own cache has the tier's now
+            more, more_tokens = await self._answer(ids, rank, skips_own=True, only_tiers=True)
+            if more_tokens < tier_tokens:
+                break  # they have left the tier: this answer says nothing of them
+            found = more
         return TierProof(rank, len(ids), tier_tokens, found in own)
 
     def _prompt(self) -> list[int]:
@@ -120,11 +123,16 @@ class VllmTiers:
         quarter = facts.vocab_size // 4
         return random.choices(range(quarter, 2 * quarter), k=blocks * facts.block_size + 1)
 
-    async def _answer(self, ids: list[int], rank: int, *, only_tiers: bool = False) -> tuple[list[int], int]:
-        """Returns the answer, and how many tokens of the prompt were not computed."""
+    async def _answer(
+        self, ids: list[int], rank: int, *, skips_own: bool = False, only_tiers: bool = False
+    ) -> tuple[list[int], int]:
+        """Returns the answer, and how many tokens of the prompt were not computed.
+
+        What skips the engine's own cache skips the tiers too, unless it asks for them.
+        """
         sampling = SamplingSpec(max_tokens=_ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
         params = convert.sampling_params(sampling, {ONLY_TIERS: True} if only_tiers else None)
-        params.skip_reading_prefix_cache = only_tiers
+        params.skip_reading_prefix_cache = skips_own
         stream = self._llm.generate(
             {"type": "token", "prompt_token_ids": ids},
             params,
