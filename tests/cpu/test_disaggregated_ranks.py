@@ -87,6 +87,7 @@ def test_ranks_hand_over_to_ranks(warm: Zygote, model: Path, one_worker: Stack, 
         assert_every_rank_hands_over(made.stack, one_worker, prefill, decode)
 
 
+@pytest.mark.long
 def test_ranks_with_experts_hand_over_to_ranks(warm: Zygote, tmp_path: Path) -> None:
     """In small what large mixtures of experts are served with: ranks step together, each has a part."""
     model = make_tiny_moe_model(tmp_path / "moe")

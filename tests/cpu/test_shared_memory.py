@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise.planning import plan
@@ -42,6 +44,7 @@ def cache_bytes(worker: Worker) -> int:
     return int(given[1])
 
 
+@pytest.mark.long
 def test_four_workers_share_what_one_would_take(warm: Zygote, model: Path, tmp_path: Path) -> None:
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with stack(tmp_path) as made:

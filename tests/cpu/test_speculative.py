@@ -32,7 +32,9 @@ def started(warm: Zygote, model: Path, folder: Path, *flags: str) -> Iterator[St
         yield made.wait_ready(120)
 
 
-@pytest.fixture(scope="module", params=["ngram", pytest.param("draft_model", marks=can_draft)])
+@pytest.fixture(
+    scope="module", params=["ngram", pytest.param("draft_model", marks=[can_draft, pytest.mark.long])]
+)
 def guessing(
     request: pytest.FixtureRequest, warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:

@@ -39,6 +39,7 @@ def test_no_kind_of_request_imports_anything_and_none_was_counted(
     assert seen["counted"] == {}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_adapter_imports_nothing(
     warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path
@@ -47,6 +48,7 @@ def test_adapter_imports_nothing(
     assert imported(seen) == {} and "adapter" in seen["new"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_picture_imports_nothing(warm: Zygote, tmp_path: Path) -> None:
     seen = found(warm, tmp_path, make_tiny_vision_model(tmp_path / "model", "qwen2-vl"))
