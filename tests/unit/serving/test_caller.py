@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.serving.calls import caller as caller_module
 from dynamo_vllm.serving.calls.caller import Call, Caller
 from dynamo_vllm.serving.calls.card import WorkerCard
 from dynamo_vllm.serving.calls.directory import Directory
@@ -178,7 +179,19 @@ async def test_what_nobody_offers_is_refused(
     assert refused.value.status == status
 
 
-async def test_worker_that_left_routing_is_not_asked() -> None:
+async def test_worker_that_discovery_shows_a_moment_later_is_waited_for() -> None:
+    """As the second of two workers at one address, just after the start."""
+    answers = Answers(1)
+    async with answers.directory() as directory:
+        (card,) = await directory.having("m")
+        client: Any = await directory.client(card.address)
+        looks: list[list[int]] = [[2], [2], [1, 2]]
+        client.instance_ids = lambda: looks.pop(0) if len(looks) > 1 else looks[0]
+        assert await Caller(directory).whole(call()) == [{"from": 1}]
+
+
+async def test_worker_that_left_routing_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller_module, "SEEN_SECONDS", 0.1)
     answers = Answers(1)
     async with answers.directory() as directory:
         caller = Caller(directory)

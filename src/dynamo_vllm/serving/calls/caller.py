@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 TRIES = 2
+SEEN_SECONDS = 3.0
+"""How long a worker that has told its models may take until this process sees the endpoint that answers."""
+LOOK_SECONDS = 0.05
 AWAY_SECONDS = 5.0
 """How long a worker that was lost is the last choice: discovery may still have it."""
 Chunk = dict[str, Any]
@@ -97,20 +101,28 @@ class Caller:
             raise CallFailed(503, "no worker is there; try again")
         if not offering:
             raise CallFailed(404, f"the model {call.model!r} does not exist", "model")
-        found = []
-        for card in offering:
-            try:
-                client = await self._directory.client(card.address)
-            except RuntimeFailed:
-                continue
-            if card.instance not in lost and card.instance in client.instance_ids():
-                found.append((card, client))
-        if not found:
-            raise WorkerLost(503, f"no worker of {call.model!r} answers; try again")
+        left = [card for card in offering if card.instance not in lost]
+        until = time.monotonic() + SEEN_SECONDS
+        while not (found := await self._seen(left)):
+            if not left or time.monotonic() > until:
+                raise WorkerLost(503, f"no worker of {call.model!r} answers; try again")
+            await asyncio.sleep(LOOK_SECONDS)
         chosen = min(found, key=lambda one: self._place(one[0].instance))
         self._count += 1
         self._latest[chosen[0].instance] = self._count
         return chosen
+
+    async def _seen(self, cards: Collection[WorkerCard]) -> list[tuple[WorkerCard, Client]]:
+        """Return the workers whose endpoint discovery has shown to this process."""
+        found = []
+        for card in cards:
+            try:
+                client = await self._directory.client(card.address)
+            except RuntimeFailed:
+                continue
+            if card.instance in client.instance_ids():
+                found.append((card, client))
+        return found
 
     def _place(self, instance: int) -> tuple[bool, int, int]:
         """Return what is least for the worker that gets the next request."""
