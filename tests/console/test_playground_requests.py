@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.browser import Opened, asked, show
+from harness.browser import Opened, asked, choose, fill_area, open_tab, show
 
 Open = Callable[..., Opened]
 PNG = base64.b64decode(
@@ -46,10 +46,6 @@ HTTPX = f"""{SAY}
 def post(url, json, **_):
     say(json)
 """
-
-
-def try_out(page: Any, tab: str) -> None:
-    page.click(f".segments button:text-is('{tab}')")
 
 
 def program(page: Any, form: str) -> str:
@@ -98,21 +94,21 @@ def test_programs_send_a_chat_with_a_picture(opened: Open, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tab", "texts", "button"),
     [
-        ("Completion", [TEXT], "Complete"),
-        ("Embeddings", ["one\n\ntwo"], "Embed"),
-        ("Rerank", ["which?", "one\n\ntwo two"], "Rank"),
-        ("Pictures", ["a square"], "Draw"),
+        ("Completion", {"Prompt": TEXT}, "Complete"),
+        ("Embeddings", {"Texts": "one\n\ntwo"}, "Embed"),
+        ("Rerank", {"Question": "which?", "Documents": "one\n\ntwo two"}, "Rank"),
+        ("Pictures", {"Description": "a square"}, "Draw"),
     ],
 )
 def test_programs_send_what_was_sent(
-    opened: Open, tmp_path: Path, tab: str, texts: list[str], button: str
+    opened: Open, tmp_path: Path, tab: str, texts: dict[str, str], button: str
 ) -> None:
     page = show(opened(), "playground")
-    try_out(page, tab)
-    for i, text in enumerate(texts):
-        page.fill(f".playground > section:nth-child(2) textarea >> nth={i}", text)
+    open_tab(page, tab)
+    for label, text in texts.items():
+        fill_area(page, label, text)
     if tab == "Pictures":
-        page.select_option("label:text-is('Size') + select", "256x256")
+        choose(page, "Size", "256x256")
     with page.expect_request("**/v1/**") as sent:
         page.click(f"button:text-is('{button}')")
     assert body_by_curl(tmp_path, program(page, "curl")) == sent.value.post_data_json
@@ -121,7 +117,7 @@ def test_programs_send_what_was_sent(
 
 def test_programs_send_a_recording(opened: Open, tmp_path: Path) -> None:
     page = show(opened(), "playground")
-    try_out(page, "Speech")
+    open_tab(page, "Speech")
     name = "what's; said.wav"
     files = {"name": name, "mimeType": "audio/wav", "buffer": b"RIFF"}
     page.set_input_files("label:text-is('Recording') + input", files)
@@ -137,8 +133,8 @@ def test_request_ends_when_it_is_stopped_or_left(opened: Open, end: str) -> None
     page = show(opened(), "playground")
     held: list[Any] = []
     page.route("**/v1/embeddings", lambda route: held.append(route))
-    try_out(page, "Embeddings")
-    page.fill("label:text-is('Texts') + textarea", "one")
+    open_tab(page, "Embeddings")
+    fill_area(page, "Texts", "one")
     with page.expect_request("**/v1/embeddings"):
         page.click("button:text-is('Embed')")
     with page.expect_event("requestfailed", lambda one: one.url.endswith("/v1/embeddings")):

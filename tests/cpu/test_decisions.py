@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cpu.streams import prompt
 from dynamo_vllm.console.decisions.service import short_name
-from harness import decisions
-from harness.decisions import Follower
+from harness import decisions, kv_events
+from harness.decisions import Answer, Follower
 from harness.otlp import Receiver, receiver
 from harness.stack import Stack, stack
 from harness.waiting import until
@@ -66,6 +66,23 @@ def waves() -> list[list[tuple[list[int], int]]]:
     return found
 
 
+def whole_blocks(prompt: Sequence[int], max_tokens: int, answer: Answer) -> set[tuple[object, ...]]:
+    """Names the blocks that its worker must have: those of the prompt, which another may share, and its own.
+
+    The last token is not computed.
+    """
+    whole, every = (tokens // BLOCK for tokens in (len(prompt), len(prompt) + max_tokens - 1))
+    shared = {(answer.worker, *prompt[: number * BLOCK]) for number in range(1, whole + 1)}
+    return shared | {(answer.id, number) for number in range(whole, every)}
+
+
+def wait_until_known(followed: tuple[Stack, Follower], blocks: int) -> None:
+    """Waits until workers have said that they have so many blocks, and the router has heard it."""
+    made, follower = followed
+    until("events of all blocks", lambda: follower.blocks() >= blocks)
+    until("all of them at the router", lambda: kv_events.heard(made) >= kv_events.said(made))
+
+
 @pytest.mark.parametrize(
     ("followed", "keeps_all"),
     [
@@ -81,7 +98,15 @@ def test_every_decision_is_the_one_that_was_made(
 ) -> None:
     """Where blocks are evicted, an engine may have lost some since the router chose."""
     made, follower = followed
-    answers = [answer for wave in waves() for answer in decisions.ask_all(made, wave, AT_ONCE)]
+    answers: list[Answer] = []
+    blocks: set[tuple[object, ...]] = set()
+    for wave in waves():
+        ended = decisions.ask_all(made, wave, AT_ONCE)
+        answers += ended
+        for asked, answer in zip(wave, ended, strict=True):
+            blocks |= whole_blocks(*asked, answer)
+        if keeps_all:  # else an engine may find more than the router has heard of
+            wait_until_known(followed, len(blocks))
     told = decisions.details(follower, answers)
     ids = {answer.id for answer in answers}
     until("spans of all requests", lambda: ids <= decisions.served(at.file).keys())

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from cpu.pairs import ROUNDS, Pairs, caller, handed_over, pairs, prompt, tokens
+from cpu.test_two_workers import LONG
 from harness.plane import Plane
 from harness.stack import Stack, Worker
 from harness.waiting import until
@@ -163,10 +164,10 @@ def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> N
     pair.replace("decode")
     for _ in range(ROUNDS):
         asked = prompt(300)
-        pieces = stream(pair.stack, asked, 150)
+        pieces = stream(pair.stack, asked, LONG)
         begun = [next(pieces) for _ in range(10)]
         pair.kill(busy(pair.decodes))
-        assert "".join([*begun, *pieces]) == text(one_worker, asked, 150)
+        assert "".join([*begun, *pieces]) == text(one_worker, asked, LONG)
         assert pair.is_alive()
         pair.replace("decode")
 

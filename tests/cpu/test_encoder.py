@@ -23,6 +23,7 @@ from harness.waiting import until
 from harness.warm import Zygote
 
 KEPT_BYTES = 400_000
+LOST = "dynamo_component_encodings_lost_total"
 ALONE, HAND, CONNECTOR, NIXL, PAIR = "alone", "by-hand", "by-connector", "by-nixl", "pair"
 """The model names: one engine, three with encode workers, and prefill and decode workers with them."""
 OTHER, OTHER_ENCODER = "by-other-connector", "other-encoder"
@@ -87,6 +88,10 @@ class Split:
         before = sum(map(self.runs, here)), self.runs("encoder")
         answer = ask(self.stack, name, parts)
         return answer, sum(map(self.runs, here)) - before[0], self.runs("encoder") - before[1]
+
+    def lost(self, name: str) -> float:
+        """Returns how often this worker got nothing usable from an encode worker."""
+        return self.workers[name].metric(LOST)
 
     def kill(self, name: str) -> None:
         worker = self.workers.pop(name)
@@ -208,6 +213,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
+    lost = split.lost(HAND)
     for number, (damage, change) in enumerate(DAMAGES.items()):
         for way, first in ((HAND, CONNECTOR), (CONNECTOR, HAND)):
             parts = [image(picture(300 + number, 112, 112 if way == HAND else 84)), TEXT]
@@ -218,14 +224,14 @@ def test_damaged_file_never_reaches_the_engine(split: Split) -> None:
             answer, here, there = split.asked(way, parts)
             assert (way, damage, answer, here, there) == (way, damage, expected, 1, 0)
             path.unlink()
+    assert split.lost(HAND) - lost >= len(DAMAGES)
     assert all(worker.process.poll() is None for worker in split.workers.values())
 
 
 @once
 def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
     """By the loader, by the model's processor, and for the prompt's length; no encoding counts as lost."""
-    lost = "dynamo_component_encodings_lost_total"
-    before = {way: split.workers[way].metric(lost) for way in SPLIT}
+    before = {way: split.lost(way) for way in SPLIT}
     refused = {
         "cut off": ([image(picture(700)[:200]), TEXT], "image 1 of 1: "),
         "a line": ([image(picture(701, 1000, 2)), TEXT], "the model's processor refuses the image"),
@@ -238,7 +244,7 @@ def test_what_is_refused_is_refused_as_by_one_engine(split: Split) -> None:
         told = {way: (made.status_code, made.json()["message"]) for way, made in found.items()}
         assert told == dict.fromkeys(told, told[ALONE]), case
         assert told[ALONE][0] == 400 and words in told[ALONE][1]
-    assert {way: split.workers[way].metric(lost) for way in SPLIT} == before
+    assert {way: split.lost(way) for way in SPLIT} == before
 
 
 @once
@@ -302,7 +308,7 @@ def has_one_request(worker: Worker) -> bool:
 
 def test_encoder_killed_with_a_request_is_replaced_by_the_own_one(split: Split) -> None:
     """This test must be last: it kills the encode worker."""
-    encoder = split.workers["encoder"]
+    encoder, lost = split.workers["encoder"], split.lost(HAND)
     for number, way in enumerate(SPLIT):
         parts = [image(picture(600 + number)), TEXT]
         expected = ask(split.stack, ALONE, parts)
@@ -318,5 +324,4 @@ def test_encoder_killed_with_a_request_is_replaced_by_the_own_one(split: Split) 
         else:  # gone, and discovery may still show it
             before = split.runs(way)
             assert (ask(split.stack, way, parts), split.runs(way) - before) == (expected, 1)
-    lost = split.workers[HAND].metric("dynamo_component_encodings_lost_total")
-    assert lost >= len(DAMAGES) + 1
+    assert split.lost(HAND) - lost >= 1

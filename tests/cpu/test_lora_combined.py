@@ -18,7 +18,7 @@ import pytest
 from cpu.lora import LORA, PROMPTS, Expected, ask, load, prompt, who
 from cpu.ranks import rank
 from cpu.streams import stream
-from cpu.test_two_workers import busy_worker
+from cpu.test_two_workers import LONG, busy_worker
 from harness.processes import COMMAND
 from harness.stack import Stack, Worker, environment, stack
 from harness.tensors import encode, table
@@ -151,8 +151,8 @@ def test_killed_worker_in_mid_stream(
     two: Stack, warm: Zygote, model: Path, adapters: dict[str, Path]
 ) -> None:
     """The other worker continues with the adapter, and a new worker has it from its start."""
-    undisturbed = list(stream(two, 9, model="a"))
-    text, chunks = "", iter(stream(two, 9, model="a"))
+    undisturbed = list(stream(two, 9, LONG, model="a"))
+    text, chunks = "", iter(stream(two, 9, LONG, model="a"))
     for _ in range(20):
         text += next(chunks).choices[0].text
     killed = busy_worker(two)
@@ -162,7 +162,7 @@ def test_killed_worker_in_mid_stream(
         text += chunk.choices[0].text if chunk.choices else ""
         usage = chunk.usage or usage
     assert text == "".join(c.choices[0].text for c in undisturbed if c.choices)
-    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (40, 120)
+    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (40, LONG)
     two.workers.remove(killed)
     fresh = start(two, warm, model, adapters)
     until("the new worker", fresh.is_ready, 120)

@@ -16,6 +16,7 @@ import pytest
 from tiny_models.vision import FAMILIES, make_tiny_vision_model
 
 from cpu.pairs import ENGINE_DATA, NIXL
+from cpu.test_two_workers import LONG
 from cpu.vision import (
     LONG_TEXT,
     MAX_TOKENS,
@@ -32,9 +33,10 @@ from cpu.vision import (
     picture,
 )
 from dynamo_vllm.media.base import MediaLimits
+from harness.kv_events import known_to_router
 from harness.media import data_url, png_that_claims
 from harness.stack import Stack, environment, stack
-from harness.waiting import until_spread
+from harness.waiting import until, until_spread
 from harness.warm import FORKED, Zygote
 
 WIDE = "qwen2.5-vl"
@@ -190,13 +192,19 @@ def routed(made: Stack, parts: Parts, **more: Any) -> tuple[int, int]:
     return answer["nvext"]["worker_id"]["decode_worker_id"], cached
 
 
-def test_repeated_picture_is_asked_where_it_is_cached(served: Stack) -> None:
-    def asked(number: int) -> tuple[int, int]:
-        return routed(served, [image(picture(500 + number, 224, 224)), LONG_TEXT])
+def routed_first(made: Stack, parts: Parts, **more: Any) -> tuple[int, int]:
+    """The same for a new prompt; afterwards the router knows who has it."""
+    with known_to_router(made):
+        return routed(made, parts, **more)
 
-    first = until_spread(asked, lambda answer: answer[0])
+
+def test_repeated_picture_is_asked_where_it_is_cached(served: Stack) -> None:
+    def parts(number: int) -> Parts:
+        return [image(picture(500 + number, 224, 224)), LONG_TEXT]
+
+    first = until_spread(lambda number: routed_first(served, parts(number)), lambda answer: answer[0])
     assert {cached for _, cached in first} == {0}, "other pictures were taken for these"
-    again = [asked(number) for number in range(len(first))]
+    again = [routed(served, parts(number)) for number in range(len(first))]
     assert [worker for worker, _ in again] == [worker for worker, _ in first]
     assert all(cached >= 96 for _, cached in again)
 
@@ -204,14 +212,16 @@ def test_repeated_picture_is_asked_where_it_is_cached(served: Stack) -> None:
 def test_words_before_a_picture_count_where_the_router_does_not_know_it(served: Stack) -> None:
     """With a `uuid` the frontend has no name for the image; its blocks must still be in KV events."""
     words = {"type": "text", "text": "".join(f"{number} bo " for number in range(40))}
-    first = routed(served, [words, {**image(picture(210)), "uuid": "a"}, TEXT])
+    first = routed_first(served, [words, {**image(picture(210)), "uuid": "a"}, TEXT])
     again = routed(served, [words, {**image(picture(211)), "uuid": "a"}, TEXT])
     assert (again[0], again[1] >= 96) == (first[0], True), (first, again)
 
 
 def test_salt_keeps_the_same_picture_apart(served: Stack) -> None:
     parts = [image(picture(300, 224, 224)), LONG_TEXT]
-    assert [routed(served, parts, cache_salt=salt)[1] >= 96 for salt in "aabb"] == [False, True, False, True]
+    ways = (routed_first, routed)
+    found = [way(served, parts, cache_salt=salt)[1] >= 96 for salt in "ab" for way in ways]
+    assert found == [False, True, False, True]
 
 
 def test_name_a_client_gives_twice_does_not_mix_pictures(served: Stack, bare: Expected) -> None:
@@ -344,7 +354,7 @@ def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
 
 def test_killed_worker_in_mid_stream(served: Stack) -> None:
     """The other worker processes the image again and continues. Must be last: one worker is gone then."""
-    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=300)}
+    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=LONG)}
     asked["stream_options"] = {"include_usage": True}
 
     def stream() -> Iterator[dict[str, Any]]:
@@ -360,7 +370,8 @@ def test_killed_worker_in_mid_stream(served: Stack) -> None:
     rest = stream()
     chunks = [next(rest) for _ in range(20)]
     workers = [w for w in served.workers if f"models=['{WIDE}']" in w.log.read_text()]
-    (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
+    in_flight = "dynamo_component_requests_in_flight"
+    (busy,) = until("a busy worker", lambda: [w for w in workers if w.metric(in_flight) > 0])
     os.killpg(busy.pid, signal.SIGKILL)
     chunks += rest
     assert text(chunks) == text(undisturbed)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cpu.pairs import ENGINE_DATA, not_computed, pairs, prompts
-from cpu.test_two_workers import busy_worker
+from cpu.test_two_workers import LONG, busy_worker
 from harness.stack import Stack, environment, stack
 from harness.tensors import BAD, GOOD, HIDDEN, encode, rows, table
 from harness.waiting import until
@@ -225,14 +225,14 @@ def test_killed_worker_in_mid_stream(warm: Zygote, model: Path, tmp_path: Path, 
             warm.start_worker(two, model, FLAG)
         two.wait_ready(120)
         sent = embed(IDS[:70])
-        how: dict[str, Any] = {"max_tokens": 120, "stream": True, "stream_options": {"include_usage": True}}
+        how: dict[str, Any] = {"max_tokens": LONG, "stream": True, "stream_options": {"include_usage": True}}
         wanted, _ = streamed(ask(two, sent, **how))
         chunks = iter(ask(two, sent, **how))
         begun = "".join(next(chunks).choices[0].text for _ in range(20))
         os.killpg(busy_worker(two).pid, signal.SIGKILL)
         rest, usage = streamed(chunks)
         assert begun + rest == wanted
-        assert (usage.prompt_tokens, usage.completion_tokens) == (70, 120)
+        assert (usage.prompt_tokens, usage.completion_tokens) == (70, LONG)
 
 
 def test_prefill_and_decode_workers(

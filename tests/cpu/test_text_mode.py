@@ -144,8 +144,9 @@ def test_unknown_model(text_mode: Stack) -> None:
 def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, way: str) -> None:
     (worker,), ended = one_at_a_time.workers, []
 
-    def ask(name: str, priority: int) -> None:
-        body: dict[str, Any] = {"model": "tiny", "prompt": "once upon", "max_tokens": 20}
+    def ask(name: str, priority: int, max_tokens: int) -> None:
+        body: dict[str, Any] = {"model": "tiny", "prompt": "once upon", "max_tokens": max_tokens}
+        body["ignore_eos"] = True
         headers = {"x-dynamo-request-priority": str(priority)} if way == "header" else {}
         if way == "body":
             body["nvext"] = {"agent_hints": {"priority": priority}}
@@ -155,9 +156,9 @@ def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, wa
     with ThreadPoolExecutor(2) as pool:
         with stream(one_at_a_time, 1, 1900):
             until("the first one", lambda: worker.busy() == 1)
-            asked = [pool.submit(ask, "patient", 1)]
+            asked = [pool.submit(ask, "patient", 1, 400)]
             until("one that waits", lambda: worker.busy() == 2)
-            asked.append(pool.submit(ask, "urgent", 9))
+            asked.append(pool.submit(ask, "urgent", 9, 20))
             until("two that wait", lambda: worker.busy() == 3)
         for one in asked:
             one.result(60)

@@ -15,6 +15,9 @@ from harness.stack import Stack, Worker, stack
 from harness.waiting import until, until_spread
 from harness.warm import Zygote
 
+LONG = 1000
+"""Tokens of an answer that is still on its way when somebody has found out who gives it."""
+
 
 @pytest.fixture
 def two_workers(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
@@ -77,8 +80,8 @@ def busy_worker(made: Stack) -> Worker:
 
 def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
     """The stream continues on the other worker; text and usage equal those of an undisturbed run."""
-    undisturbed = list(stream(two_workers, 9))
-    text, chunks = "", iter(stream(two_workers, 9))
+    undisturbed = list(stream(two_workers, 9, LONG))
+    text, chunks = "", iter(stream(two_workers, 9, LONG))
     for _ in range(20):
         text += next(chunks).choices[0].text
     os.killpg(busy_worker(two_workers).pid, signal.SIGKILL)
@@ -89,6 +92,6 @@ def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
     assert text == "".join(c.choices[0].text for c in undisturbed if c.choices)
     wanted = undisturbed[-1].usage
     assert usage is not None and wanted is not None
-    assert (usage.prompt_tokens, usage.completion_tokens) == (40, 120)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (40, LONG)
     assert usage.prompt_tokens_details is not None, "cached tokens are told of a moved request too"
-    assert (wanted.prompt_tokens, wanted.completion_tokens) == (40, 120)
+    assert (wanted.prompt_tokens, wanted.completion_tokens) == (40, LONG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import pytest
 
 from harness.adapters import make_adapter
 from harness.hub import hub
-from harness.processes import COMMAND, survivors
+from harness.processes import COMMAND, command_line, survivors
 from harness.served import Serving, served
 from harness.stack import Stack, environment, stack
 from harness.waiting import until
@@ -29,12 +30,15 @@ SUM = "What is 17 + 25?"
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     with served(tmp_path_factory.mktemp("serve")) as running:
-        began = time.monotonic()
-        chunks = ask(running, SUM, stream=True)
-        next(chunk for chunk in chunks if chunk.choices and text_of(chunk.choices[0].delta))
-        running.first_token_seconds = time.monotonic() - began
-        chunks.close()
+        running.first_token_seconds = [seconds_to_first_token(running) for _ in range(4)]
         yield running
+
+
+def seconds_to_first_token(running: Serving) -> float:
+    began = time.monotonic()
+    with ask(running, SUM, stream=True) as chunks:
+        next(chunk for chunk in chunks if chunk.choices and text_of(chunk.choices[0].delta))
+        return time.monotonic() - began
 
 
 def ask(running: Serving, text: str, **more: Any) -> Any:
@@ -52,7 +56,10 @@ def test_ready_line_says_where_and_what_and_then_what_to_try(serving: Serving) -
 
 
 def test_first_token_comes_at_once(serving: Serving) -> None:
-    assert serving.first_token_seconds < 9, "0.1 s here; what a first request builds took 10 s and more"
+    """Or as late as later ones, where the machine is slow."""
+    first, *later = serving.first_token_seconds
+    limit = max(9, 20 * statistics.median(later))
+    assert first < limit, "0.1 s here; what a first request builds took 10 s and more"
 
 
 def test_openai_client_lists_chats_and_streams(serving: Serving) -> None:
@@ -106,7 +113,7 @@ def test_prefill_and_decode_answer_like_one_worker(serving: Serving, tmp_path: P
         below = pair.below()
         pair.process.send_signal(signal.SIGINT)
         assert pair.process.wait(40) == 0, pair.output.read_text()
-        assert survivors(below, 10) == []
+        assert survivors(below) == []
 
 
 def complete(running: Serving, prompt: list[int]) -> Any:
@@ -134,10 +141,8 @@ def test_killed_engine_core_is_replaced(serving: Serving) -> None:
     zygote = serving.called("zygote")
     old = [serving.called("dynamo-vllm worker"), serving.engine_core()]
     serving.engine_core().kill()
-    began = time.monotonic()
     until("the model to go", lambda: serving.stack.models() == [])
-    left = survivors(old, max(0.1, 10 - (time.monotonic() - began)))
-    assert left == [], "the old worker and all of its engine are gone"
+    assert survivors(old, 60) == [], "the old worker and all of its engine are gone"
     serving.came_back()
     assert serving.called("zygote") == zygote, "the new ones were forked from the same process"
 
@@ -159,7 +164,7 @@ def test_interrupt_ends_everything(serving: Serving) -> None:
     below = serving.below()
     serving.process.send_signal(signal.SIGINT)
     assert serving.process.wait(40) == 0, serving.output.read_text()
-    assert survivors(below, 10) == []
+    assert survivors(below) == []
     with pytest.raises(openai.APIConnectionError):
         serving.stack.openai.models.list()
 
@@ -167,7 +172,7 @@ def test_interrupt_ends_everything(serving: Serving) -> None:
 @pytest.mark.long
 def test_processes_that_start_afresh_answer_alike(tmp_path: Path) -> None:
     with served(tmp_path, "--no-fork") as running:
-        assert [p for p in running.below() if "zygote" in " ".join(p.cmdline())] == []
+        assert [p for p in running.below() if "zygote" in " ".join(command_line(p))] == []
         assert ask(running, SUM).choices[0].message.content == "17 + 25 = 42"
 
 
@@ -181,10 +186,10 @@ def test_killed_worker_takes_its_engine_along(tmp_path: Path) -> None:
         worker = made.start_worker("--model", str(model), "--enforce-eager", "--max-model-len", "512")
         until("a ready worker", worker.is_ready, 150, every=0.2)
         below = psutil.Process(worker.pid).children(recursive=True)
-        (core,) = [p for p in below if "EngineCore" in " ".join(p.cmdline())]
+        (core,) = [p for p in below if "EngineCore" in " ".join(command_line(p))]
         assert os.getpgid(core.pid) == core.pid, "a Ctrl-C in a terminal must not reach it before the drain"
         os.kill(worker.pid, signal.SIGKILL)
-        assert survivors(below, 10) == []
+        assert survivors(below) == []
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ import psutil
 from dynamo_vllm.gateway import schema
 from dynamo_vllm.gateway.database import Database, default_url
 from harness import served
-from harness.processes import COMMAND
+from harness.processes import COMMAND, command_line
 from harness.served import Serving
 from harness.waiting import until
 
@@ -65,7 +65,7 @@ class Gateway:
     @property
     def envoy(self) -> psutil.Process:
         """The program itself; its parent is ours and watches it."""
-        (found,) = [p for p in self.serving.below() if p.name() == "envoy"]
+        (found,) = [p for p in self.serving.below() if _is_envoy(p)]
         return found
 
     @property
@@ -156,9 +156,15 @@ class Gateway:
         self.serving.process.kill()
 
 
+def _is_envoy(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == "envoy"
+    return False
+
+
 def _is_command(process: psutil.Process, name: str) -> bool:
     """Return whether a process runs `dynamo-vllm NAME`, started afresh or forked and renamed."""
-    line = " ".join(process.cmdline())
+    line = " ".join(command_line(process))
     return line.startswith(f"dynamo-vllm {name}") or f"dynamo_vllm.cli.main {name} " in line
 
 

@@ -146,6 +146,13 @@ def stop(processes: Sequence[Started], seconds: float = STOP_SECONDS) -> list[st
     return [complaint for process in reversed(processes) for complaint in process.stop(seconds=seconds)]
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Its words; none of a process that has ended, or is a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def kill_tree(pid: int) -> None:
     """End a process and everything below it at once."""
     with contextlib.suppress(psutil.NoSuchProcess):

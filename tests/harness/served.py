@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from harness import processes
-from harness.processes import COMMAND, STOP_SECONDS, Started
+from harness.processes import COMMAND, STOP_SECONDS, Started, command_line
 from harness.stack import Stack, environment
 from harness.waiting import until
 
@@ -24,8 +24,8 @@ _READY = re.compile(r"^ready: .* model=(\S+) workers=\d+$", re.MULTILINE)
 class Serving:
     process: Started
     stack: Stack
-    first_token_seconds: float = 0.0
-    """Of the first chat, begun when the ready line was there."""
+    first_token_seconds: Sequence[float] = ()
+    """Of chats one after the other; the first began when the ready line was there."""
 
     @property
     def output(self) -> Path:
@@ -71,7 +71,7 @@ class Serving:
 
     def called(self, title: str) -> psutil.Process:
         """The one process below `serve` whose command line says this."""
-        (found,) = [p for p in self.below() if title in " ".join(p.cmdline())]
+        (found,) = [p for p in self.below() if title in " ".join(command_line(p))]
         return found
 
     def came_back(self) -> None:

@@ -140,7 +140,7 @@ def test_signal_while_the_first_adapters_load_drains_what_runs(
 ) -> None:
     body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 60}
     with stack(tmp_path) as made, ThreadPoolExecutor(1) as pool:
-        worker = start_slowly(made, model, folder, token_ms=20)
+        worker = start_slowly(made, model, folder, token_ms=100)
         asking = pool.submit(made.post, "/v1/completions", body)
         until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
         worker.signal(signal.SIGTERM)

@@ -74,7 +74,7 @@ def test_stages_over_two_client_processes_are_measured(
 def test_progress_is_told_to_programs(deployment: Stack, start_fake: StartFake) -> None:
     start_fake(token_ms=2, prefill_ms=20)
     deployment.wait_ready()
-    words = ["--concurrency", "1,4", "--seconds", "2.5", "--output-tokens", "8", "--input-tokens", "16"]
+    words = ["--concurrency", "1,4", "--seconds", "4", "--output-tokens", "8", "--input-tokens", "16"]
     done = bench(deployment.url, *words, "--progress", "json")
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["c=1", "c=4"]

@@ -158,10 +158,13 @@ def test_events_reach_an_open_page(console: Console) -> None:
 
 
 def test_load_test_runs_and_is_counted(console: Console) -> None:
-    asked = {"model": "demo-chat", "concurrency": "4", "requests": 20, "input_tokens": 16, "output_tokens": 8}
-    started = console.post("/api/bench", asked)
+    asked = {"model": "demo-chat", "concurrency": "4", "input_tokens": 16, "output_tokens": 8}
+    assert console.post("/api/bench", {**asked, "seconds": 600}).status_code == 200
+    assert console.post("/api/bench", {**asked, "requests": 20}).status_code == 409
+    console.post("/api/bench/stop", {})
+    until("its stop", lambda: console.get("/api/bench")["state"] == "stopped")
+    started = console.post("/api/bench", {**asked, "requests": 20})
     assert started.status_code == 200, started.text
-    assert console.post("/api/bench", asked).status_code == 409
     until("its end", lambda: console.get("/api/bench")["state"] != "running")
     found = console.get("/api/bench")
     assert (found["state"], found["id"]) == ("done", started.json()["id"]), found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -56,19 +58,29 @@ def test_encoders_take_turns_and_one_that_ends_is_not_missed(
     encoders = [start_fake(*flags, "--disaggregation-mode", "encode", **TAKES) for _ in range(2)]
     deployment.wait_ready()
     assert deployment.models() == ["tiny"]
+    others = itertools.count(100)
+
+    def is_known(encoder: Worker) -> bool:
+        ask(deployment, next(others))
+        return encoded(encoder) > 0
+
+    for encoder in encoders:  # the asking worker hears of each in its own time
+        until("an encoder in use", partial(is_known, encoder))
+    before, lost = [encoded(encoder) for encoder in encoders], asking.metric(LOST)
     answers = [ask(deployment, number) for number in range(4)]
-    assert [encoded(encoder) for encoder in encoders] == [2, 2]
-    assert asking.metric(LOST) == 0
+    after = [encoded(encoder) for encoder in encoders]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [2, 2]
+    assert asking.metric(LOST) == lost
 
     encoders[0].signal(15)
     assert encoders[0].process.wait(60) == 0
     assert [ask(deployment, number) for number in range(4)] == answers
-    assert encoded(encoders[1]) >= 4 and asking.metric(LOST) == 0
+    assert encoded(encoders[1]) - before[1] >= 4 and asking.metric(LOST) == lost
 
     encoders[1].signal(15)
     assert encoders[1].process.wait(60) == 0
     assert ask(deployment, 0) == answers[0]
-    until("the count", lambda: asking.metric(LOST) == 1)
+    until("the count", lambda: asking.metric(LOST) == lost + 1)
 
 
 @pytest.mark.parametrize(

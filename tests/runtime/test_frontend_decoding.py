@@ -17,10 +17,12 @@ from tiny_models.vision import make_tiny_vision_model
 from cpu.vision import chat, image
 from harness.processes import kill_tree
 from harness.stack import Stack
+from harness.waiting import until
 from runtime.conftest import StartFake
 
 FLAGS = ("--enable-multimodal", "--frontend-decoding", "--media-timeout-seconds", "120")
 TAKES = {"media": {"image": 2}}
+IN_FLIGHT = "dynamo_component_requests_in_flight"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_the_same_limits_hold(deployment: Stack, start_fake: StartFake) -> None:
 def test_an_answer_goes_on_when_its_worker_goes_away(deployment: Stack, start_fake: StartFake) -> None:
     workers = [start_fake(*FLAGS, token_ms=30, **TAKES) for _ in range(2)]
     deployment.wait_ready()
-    asked = {"model": "tiny", "messages": chat([image(url(1))]), "max_tokens": 60, "ignore_eos": True}
+    asked = {"model": "tiny", "messages": chat([image(url(1))]), "max_tokens": 200, "ignore_eos": True}
     whole = deployment.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
     said: list[str] = []
     with httpx.stream(
@@ -87,6 +89,6 @@ def test_an_answer_goes_on_when_its_worker_goes_away(deployment: Stack, start_fa
                 continue
             said += [c["delta"].get("content") or "" for c in json.loads(line[6:])["choices"]]
             if len(said) == 5:
-                (busy,) = [w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0]
+                (busy,) = until("a busy worker", lambda: [w for w in workers if w.metric(IN_FLIGHT) > 0])
                 kill_tree(busy.pid)
     assert "".join(said) == whole

@@ -277,7 +277,8 @@ def test_gateways_share_the_work_and_take_over(running: Stack, tmp_path: Path) -
 
 
 def test_interactive_requests_are_answered_during_a_batch(client: openai.OpenAI, running: Stack) -> None:
-    made = begin(client, long_lines(40, 500))
+    made = begin(client, long_lines(40, 3500))
+    until("the batch to run", lambda: client.batches.retrieve(made.id).status == "in_progress")
     with ThreadPoolExecutor(4) as threads:
         create: Any = running.openai.chat.completions.create
         chat = [{"role": "user", "content": "hello"}]

@@ -93,7 +93,15 @@ def test_what_was_used_is_still_known(gateway: Gateway) -> None:
         found = gateway.http.get("/v1/usage").json()["data"]
         return sum(one["completion_tokens"] for one in found)
 
-    until("the records", lambda: tokens() >= TOKENS + 1, every=0.1)
+    def recorded() -> int:
+        found = tokens()
+        return found if found >= TOKENS else 0
+
+    assert stream(gateway, []) == TOKENS
+    known = until("the records", recorded, every=0.1)
+    gateway.control.send_signal(signal.SIGKILL)
+    assert ask(gateway) == 200
+    until("the records, and one more", lambda: tokens() > known, every=0.1)
 
 
 def test_lines_of_a_batch_that_are_refused_make_room_for_the_next(gateway: Gateway) -> None:

@@ -217,13 +217,13 @@ def test_request_of_a_client_that_goes_away_ends(gate: Gateway, running: Stack, 
 def test_background_response_is_started_again_after_a_kill(running: Stack, tmp_path: Path) -> None:
     with gateway(running.url, tmp_path, responses={"beat_seconds": 0.2}) as mine:
         client = mine.client()
-        made = ask(client, "hello", background=True, max_output_tokens=400)
+        made = ask(client, "hello", background=True, max_output_tokens=1000)
         until("it runs", lambda: in_flight(running) > 0)
         mine.kill()
         until("it left", lambda: in_flight(running) == 0)
         mine.start()
         found = ended(client, made.id)
-        assert (found.status, found.usage.output_tokens) == ("incomplete", 400)
+        assert (found.status, found.usage.output_tokens) == ("incomplete", 1000)
 
 
 def test_too_long_bodies_are_refused(gate: Gateway) -> None:

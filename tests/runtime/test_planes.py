@@ -187,7 +187,7 @@ def test_restart_under_load_loses_nothing_and_new_requests_are_answered(
     fault: str, every: Planes, cluster: Stack, pool: ThreadPoolExecutor
 ) -> None:
     expected = long_answer(cluster, threading.Event())
-    before = {one["instance_id"] for one in cluster.instances()}
+    before = until("both workers", lambda: of_both(cluster))
     pids = [worker.pid for worker in cluster.workers]
     running = load(cluster, pool)
     server = every.servers[fault.split()[0]]
@@ -207,9 +207,19 @@ def test_restart_under_load_loses_nothing_and_new_requests_are_answered(
     until("answers", lambda: is_answered(cluster))
     assert [answer.result(60) for answer in running.answers] == [expected] * len(running.answers)
     assert expected.startswith("length: ")
-    assert {one["instance_id"] for one in cluster.instances()} == before, "the same workers"
+    until("the same workers", lambda: instances(cluster) == before)
     assert [worker.process.poll() for worker in cluster.workers] == [None, None]
     assert [worker.pid for worker in cluster.workers] == pids
+
+
+def instances(made: Stack) -> set[int]:
+    return {int(one["instance_id"]) for one in made.instances()}
+
+
+def of_both(made: Stack) -> set[int]:
+    """Returns nothing while one of two is not seen."""
+    found = instances(made)
+    return found if len(found) == 2 else set()
 
 
 def was_restored(worker: Any) -> bool:
@@ -218,7 +228,7 @@ def was_restored(worker: Any) -> bool:
 
 async def test_drained_worker_is_out_of_etcd_before_it_ends(every: Planes, cluster: Stack) -> None:
     """Its lease would keep it there for ten seconds more."""
-    before = {int(one["instance_id"]) for one in cluster.instances()}
+    before = until("both workers", lambda: of_both(cluster))
     leaving = cluster.workers.pop()
     leaving.signal(signal.SIGTERM)
     assert leaving.process.wait(60) == 0

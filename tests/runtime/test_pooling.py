@@ -78,7 +78,7 @@ def test_requests_go_to_the_worker_with_fewer(deployment: Stack, start_fake: Sta
 
 
 def test_drain_answers_what_runs(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(*POOLS, pooling="embed", prefill_ms=1500)
+    worker = start_fake(*POOLS, pooling="embed", prefill_ms=6000)
     deployment.wait_ready()
     with ThreadPoolExecutor(1) as clients:
         answer = clients.submit(deployment.post, "/v1/embeddings", {"model": "tiny", "input": "a"})

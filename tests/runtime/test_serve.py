@@ -335,7 +335,7 @@ def test_killed_prefill_worker_is_not_asked_again(start: Start, model: Path, tmp
     ]
     gone = set(serve.instances())
     os.kill(prefill, signal.SIGKILL)
-    until("it to leave discovery", lambda: set(serve.instances()) < gone)
+    until("it to leave discovery", lambda: not gone <= set(serve.instances()))
     for _ in range(5):
         # While the first prefill worker joins, the frontend (1.6.1) may answer 503 for a moment.
         assert serve.complete().status_code == 200 or len(serve.instances()) == 2
@@ -397,13 +397,13 @@ def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start,
 def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -> None:
     serve = start(*fake(model, token_ms=20), "--workers", "3").wait_ready()
     until("all workers", lambda: len(serve.instances()) == 3)
-    body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 200, "stream": True}
+    body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 600, "stream": True}
     with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=60) as reply:
         lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
         for _ in range(2):
             next(lines)
             os.kill(until("a worker to have it", lambda: holders(serve))[0], signal.SIGKILL)
-        assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 150
+        assert sum(len(json.loads(line[6:])["choices"]) for line in lines) >= 450
 
 
 def has_said(serve: Serve, words: str, times: int) -> bool:
@@ -530,7 +530,7 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
 @pytest.mark.parametrize("whom", ["serve", "worker", "frontend"])
 def test_hangup_drains_as_a_termination_does(start: Start, model: Path, whom: str) -> None:
     """A terminal that goes sends several: they do not cut the drain short."""
-    serve = start(*fake(model, token_ms=100)).wait_ready()
+    serve = start(*fake(model, token_ms=400)).wait_ready()
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 15, "stream": True}
     (pid,) = [serve.process.pid] if whom == "serve" else serve.pids(whom)
     with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:

@@ -158,7 +158,7 @@ def test_client_that_leaves_ends_its_request(tmp_path: Path, model: Path) -> Non
 
 def test_worker_that_leaves_finishes_what_it_has_begun(tmp_path: Path, model: Path) -> None:
     with stack(tmp_path) as made:
-        worker = start(made, model, token_ms=20)
+        worker = start(made, model, token_ms=100)
         with plane(made.environment()) as caller, ThreadPoolExecutor(1) as pool:
             answer = pool.submit(ask, caller, body(sound(60)))
             until("a running request", lambda: worker.metric(IN_FLIGHT) == 1)

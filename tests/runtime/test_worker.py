@@ -128,13 +128,13 @@ def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake)
         "0.3",
         "--canary-timeout-seconds",
         "0.5",
-        stall_after=10,
+        stall_after=200,
     )
     deployment.wait_ready()
 
     def ask() -> None:
         with contextlib.suppress(httpx.HTTPError):  # nobody answers
-            deployment.post("/v1/completions", {**ASK, "max_tokens": 100})
+            deployment.post("/v1/completions", {**ASK, "max_tokens": 400})
 
     threading.Thread(target=ask, daemon=True).start()
     until("not ready", lambda: not worker.is_ready() and deployment.get("/health").status_code == 503)
@@ -184,7 +184,7 @@ def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: P
 
 
 def test_drain_finishes_what_runs(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(token_ms=20)
+    worker = start_fake(token_ms=100)
     deployment.wait_ready()
     found: list[httpx.Response] = []
     thread = threading.Thread(

@@ -314,6 +314,7 @@ async def test_probe_of_an_engine_that_hangs_takes_too_long() -> None:
             await asyncio.Event().wait()
         yield {}
 
+    probed: Any = answering_probes(generate, 0.01)
     with pytest.raises(TimeoutError):
-        async for _ in answering_probes(generate, 0.01)({}, FakeContext()):
+        async for _ in probed({}, FakeContext()):
             pass
