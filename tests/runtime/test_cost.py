@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -37,6 +38,8 @@ CALLS_PER_REQUEST = 135
 """Measured 125 with one token: on the way in each microsecond delays the other requests of a burst."""
 CPU_RATIO = 2.1
 """Measured 1.5 (5.9 to 3.9 µs); 5 µs more per token make it 2.8."""
+LEAST_TURNS, MOST_TURNS = 15, 100
+"""Beside busy programs it takes more of them to see the least."""
 
 
 class Sink:
@@ -181,8 +184,11 @@ async def test_a_token_takes_little_processor_time() -> None:
     """Processor time of this thread, and the least of many turns: others on the machine only add to it."""
     await through_the_worker(LONG, 8)
     await plainly(LONG, 8)
-    turns = [(await cpu_seconds(through_the_worker), await cpu_seconds(plainly)) for _ in range(15)]
-    ours, least = (min(seconds) for seconds in zip(*turns, strict=True))
+    turns: list[tuple[float, float]] = []
+    ours, least = math.inf, math.inf
+    while len(turns) < LEAST_TURNS or (ours > CPU_RATIO * least and len(turns) < MOST_TURNS):
+        turns.append((await cpu_seconds(through_the_worker), await cpu_seconds(plainly)))
+        ours, least = (min(seconds) for seconds in zip(*turns, strict=True))
     assert ours <= CPU_RATIO * least, sorted(turns)
 
 
