@@ -16,6 +16,8 @@ import math
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,8 +38,9 @@ BYTECODES_RATIO = 1.3
 """Measured 1.06 (56 to 53), the same in every run: 13 more fail."""
 CALLS_PER_REQUEST = 135
 """Measured 125 with one token: on the way in each microsecond delays the other requests of a burst."""
-CPU_RATIO = 2.1
-"""Measured 1.5 (5.9 to 3.9 µs); 5 µs more per token make it 2.8."""
+CPU_RATIO = 2.4
+"""Measured 1.5 (5.9 to 3.9 µs) on aarch64 and 1.7 (4.8 to 2.8 µs) on x86_64; 5 µs more per token make it
+2.8 and 3.5."""
 LEAST_TURNS, MOST_TURNS = 15, 100
 """Beside busy programs it takes more of them to see the least."""
 
@@ -180,16 +183,33 @@ async def test_a_token_runs_few_bytecodes() -> None:
     assert 0 < ours <= BYTECODES_RATIO * least, f"{ours:.1f} bytecodes per token, a plain loop {least:.1f}"
 
 
-async def test_a_token_takes_little_processor_time() -> None:
-    """Processor time of this thread, and the least of many turns: others on the machine only add to it."""
+def test_a_token_takes_little_processor_time() -> None:
+    """In a process of its own: what ran before in this one makes the path slower, but not the plain loop."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        turns = pool.submit(turns_in_this_process).result()
+    ours, least = least_of(turns)
+    assert ours <= CPU_RATIO * least, sorted(turns)
+
+
+def turns_in_this_process() -> list[tuple[float, float]]:
+    return asyncio.run(take_turns())
+
+
+async def take_turns() -> list[tuple[float, float]]:
+    """Return processor time of this thread; others on the machine only add to it, so the least counts."""
     await through_the_worker(LONG, 8)
     await plainly(LONG, 8)
     turns: list[tuple[float, float]] = []
     ours, least = math.inf, math.inf
     while len(turns) < LEAST_TURNS or (ours > CPU_RATIO * least and len(turns) < MOST_TURNS):
         turns.append((await cpu_seconds(through_the_worker), await cpu_seconds(plainly)))
-        ours, least = (min(seconds) for seconds in zip(*turns, strict=True))
-    assert ours <= CPU_RATIO * least, sorted(turns)
+        ours, least = least_of(turns)
+    return turns
+
+
+def least_of(turns: list[tuple[float, float]]) -> tuple[float, float]:
+    ours, least = zip(*turns, strict=True)
+    return min(ours), min(least)
 
 
 async def cpu_seconds(loop: Callable[[int, int], Awaitable[None]]) -> float:
