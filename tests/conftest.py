@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(tier)
             if tier in SECONDS and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(SECONDS[tier]))
+
+
+def pytest_unconfigure() -> None:
+    """Close the ports that this process has reserved for its life: Python would warn of each of them."""
+    if ports := sys.modules.get("dynamo_vllm.ports"):
+        while ports._kept:
+            ports._kept.pop().close()
