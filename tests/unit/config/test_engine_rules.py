@@ -29,6 +29,13 @@ FIRES = [
     (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=5), "kv_cache_memory_bytes", 2**28),
     (
         engine_rules.cpu_cache,
+        {"num_gpu_blocks_override": 64},
+        Situation("cpu", free_bytes=2**34),
+        "kv_cache_memory_bytes",
+        2**32,
+    ),
+    (
+        engine_rules.cpu_cache,
         {},
         Situation("cpu", free_bytes=2**34, engines=4),
         "kv_cache_memory_bytes",
