@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ from cpu.vision import (
     image,
     of_user,
     picture,
+    video,
 )
 from dynamo_vllm.media.base import MediaLimits
-from harness.kv_events import known_to_router
+from harness.kv_events import heard, known_to_router
 from harness.media import data_url, png_that_claims
 from harness.stack import Stack, environment, stack
 from harness.waiting import until, until_spread
@@ -215,6 +217,28 @@ def test_words_before_a_picture_count_where_the_router_does_not_know_it(served: 
     first = routed_first(served, [words, {**image(picture(210)), "uuid": "a"}, TEXT])
     again = routed(served, [words, {**image(picture(211)), "uuid": "a"}, TEXT])
     assert (again[0], again[1] >= 96) == (first[0], True), (first, again)
+
+
+@pytest.mark.parametrize(
+    ("family", "item"),
+    [
+        ("llava", lambda seed: image(picture(seed))),
+        ("qwen3-vl", lambda seed: {**image(picture(seed)), "uuid": str(seed)}),
+        ("qwen3-vl", lambda seed: film(video(seed))),
+    ],
+    ids=["image of another family", "image with a uuid", "video"],
+)
+def test_router_keeps_prompts_apart_whose_media_it_does_not_know(
+    served: Stack, family: str, item: Callable[[int], dict[str, Any]]
+) -> None:
+    """Blocks that look like others get lost, and those behind them then have no parent."""
+    lost = functools.partial(heard, served, event_type="stored", status="parent_block_not_found")
+    before = lost()
+    for seed in (220, 221):
+        for longer in ([], [LONG_TEXT], [LONG_TEXT, LONG_TEXT]):
+            with known_to_router(served):
+                ask(served, family, [item(seed), LONG_TEXT, *longer])
+    assert lost() == before
 
 
 def test_salt_keeps_the_same_picture_apart(served: Stack) -> None:

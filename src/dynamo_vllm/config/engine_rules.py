@@ -11,8 +11,8 @@ LEAST_CPU_CACHE, MOST_CPU_CACHE = 256 * MIB, 8192 * MIB
 CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
 """A user who sets one of these has decided how much memory the cache may take.
 
-`num_gpu_blocks_override` is not among them: it wins over any size, but on a CPU vLLM looks for its 92 % of the
-memory before that, unless a size is given.
+`num_gpu_blocks_override` is not among them: it wins over any size, but unless a size is given, vLLM on a CPU
+first wants 92 % of the memory to be free.
 """
 LEAST_SOUND_TOKENS = 2048
 """vLLM's own default on a CPU."""

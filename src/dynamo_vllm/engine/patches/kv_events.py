@@ -10,14 +10,16 @@ What is wrong in the events of vLLM 0.30, as the runtime's KV event listener (1.
   several events.
 - Media: the engine names an image by a hash of its content (`roles.media`). The frontend knows only the URL.
   If it sent a hash of the URL, that hash is a prefix of the name, and the router needs only the prefix.
+  If not (other model families, video, audio), placeholders are all that the listener looks at: prompts with
+  other media look alike, it keeps the blocks of the first one, and later events find no parent.
 - Embeddings: a block of prompt embeddings is named by a hash of its rows, as bytes. The listener cannot read
   bytes there and drops the whole batch of events. Blocks of other requests in the batch are then never found,
   or never removed. The token ids are zeros, so all prompt embeddings look alike to the router.
 - Tiers: events of blocks in host memory and on disk have no extra keys at all. Then the blocks match requests
   without the salt, image or embeddings, and not those with them; and an adapter's name keeps its suffix.
 
-What we do: change each event after vLLM has built it. The hash of embeddings replaces the zeros. Events of
-tiers get the keys first.
+What we do: change each event after vLLM has built it. The hash of embeddings replaces the zeros, and a hash
+of an unknown item's name one placeholder per block. Events of tiers get the keys first.
 
 They can go one by one when vLLM and the listener agree on the keys of a block.
 """
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import zlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -239,7 +242,14 @@ def fix_salt(event: BlockStored, salt: str) -> BlockStored:
 
 
 def fix_media(event: BlockStored) -> BlockStored:
-    """Replaces the names of media by the frontend's, if it sent one."""
+    """Replaces the names of media by the frontend's; if it sent none, a token tells prompts apart."""
+    ids = list(event.token_ids)
+    for number, keys in enumerate(event.extra_keys or ()):
+        for key in keys or ():
+            match key:
+                case (str() as name, int() as offset) if ROUTED not in name:
+                    ids[number * event.block_size + max(0, offset)] = zlib.crc32(name.encode())
+    event.token_ids = ids
     event.extra_keys = [
         keys and tuple(_for_router(key) for key in keys) for keys in event.extra_keys or ()
     ] or None
@@ -288,7 +298,7 @@ PATCHES = (
     ),
     _in_events(
         name="kv-events-media",
-        defect="events name an image as the engine does; the router knows only the frontend's name",
+        defect="events name media as the engine does; the router knows only the frontend's name of an image",
         apply=apply_media,
         still_needed=media_are_named_as_in_the_engine,
     ),

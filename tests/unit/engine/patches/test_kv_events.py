@@ -75,5 +75,20 @@ def test_image_has_the_frontends_name_if_it_has_one() -> None:
     assert found.extra_keys == [((name, 3),), ("salt", (name, -29), (own, 0)), None]
 
 
+def test_image_without_the_frontends_name_changes_a_token_in_each_of_its_blocks() -> None:
+    def ids(own: str) -> list[int]:
+        found: list[int] = fix_media(event([7] * 48, None, ((own, 3),), ((own, -13),))).token_ids
+        return found
+
+    one, other = ids("a" * 64), ids("b" * 64)
+    assert [at for at in range(48) if one[at] != 7] == [at for at in range(48) if other[at] != 7] == [19, 32]
+    assert not {one[19], one[32]} & {other[19], other[32]}
+    assert max(*one, *other) < 2**32
+
+
+def test_image_with_the_frontends_name_leaves_tokens_alone() -> None:
+    assert fix_media(event([7] * 16, ((f"{'ab' * 8}-{'f' * 64}", 3),))).token_ids == [7] * 16
+
+
 def test_prompt_without_keys_stays_without() -> None:
     assert fix_media(SimpleNamespace(token_ids=[7], block_size=BLOCK, extra_keys=None)).extra_keys is None
