@@ -8,12 +8,9 @@ from typing import Any
 
 MIB = 2**20
 LEAST_CPU_CACHE, MOST_CPU_CACHE = 256 * MIB, 8192 * MIB
-CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
-"""A user who sets one of these has decided how much memory the cache may take.
-
-`num_gpu_blocks_override` is not among them: it wins over any size, but unless a size is given, vLLM on a CPU
-first wants 92 % of the memory to be free.
-"""
+_BLOCKS = "num_gpu_blocks_override"
+CACHE_SIZE_ARGUMENTS = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization", _BLOCKS})
+"""A user who sets one of these has decided how much memory the cache takes."""
 LEAST_SOUND_TOKENS = 2048
 """vLLM's own default on a CPU."""
 UserArgs = Mapping[str, Any]
@@ -95,7 +92,8 @@ def block_size(user: UserArgs, at: Situation) -> Fired | None:
 
 
 def cpu_cache(user: UserArgs, at: Situation) -> Fired | None:
-    if at.device != "cpu" or at.free_bytes is None or not _leaves_cache_size(user):
+    # A number of blocks wins over a size, but vLLM wants the memory of the size, or 92 % of all, to be free.
+    if at.device != "cpu" or at.free_bytes is None or (CACHE_SIZE_ARGUMENTS - {_BLOCKS}) & user.keys():
         return None
     room = min(max(at.free_bytes // 4 // at.engines, LEAST_CPU_CACHE), MOST_CPU_CACHE)
     part = "a quarter of the free memory" + (f" for {at.engines} engines together" if at.engines > 1 else "")
@@ -119,10 +117,6 @@ def cpu_threads(_: UserArgs, at: Situation) -> Fired | None:
         max(1, (at.cores - 1) // at.engines),
         f"one of {at.cores} usable {'cores' if at.cores > 1 else 'core'} is left for other work{shared}",
     )
-
-
-def _leaves_cache_size(user: UserArgs) -> bool:
-    return not CACHE_SIZE_ARGUMENTS & user.keys()
 
 
 def runner(user: UserArgs, at: Situation) -> Fired | None:
