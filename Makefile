@@ -11,7 +11,7 @@ MODEL ?=
 ARGS ?=
 TIERS := unit runtime contract cpu e2e bare deploy console
 
-.PHONY: help venv venv-dev serve test test-long test-versions coverage $(TIERS:%=test-%) check fmt docs docs-serve console console-pictures bench-peers faults demo-models lock audit clean distclean
+.PHONY: help venv venv-dev serve test test-more test-long test-versions coverage $(TIERS:%=test-%) check fmt docs docs-serve console console-pictures bench-peers faults demo-models lock audit clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,7 +19,8 @@ help:
 	@echo "make venv-dev                  the same with what tests and checks need; they do it themselves"
 	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine; without MODEL the demo (ARGS='--demo lora')"
 	@echo "make test                      all tiers: $(TIERS)"
-	@echo "make test-long                 what make test leaves out to stay under 25 minutes: more of the same"
+	@echo "make test-more                 what make test leaves to CI, to stay short"
+	@echo "make test-long                 what CI leaves out, too: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
 	@echo "make test-versions ARGS=0.31.0 contract tests and a few others with every vLLM that has a lock, or with these"
 	@echo "make coverage                  what the unit tier runs of src; fails below the floor in pyproject.toml"
@@ -47,11 +48,14 @@ serve: venv
 	@$(BIN)/dynamo-vllm serve $(MODEL) $(ARGS)
 
 # Not through the shell: -k "this or that" has quotes of its own.
-test test-long $(TIERS:%=test-%): export PYTEST_ARGS = $(ARGS)
+test test-more test-long $(TIERS:%=test-%): export PYTEST_ARGS = $(ARGS)
 test-long: export PYTEST_ARGS = -m long $(ARGS)
 
 test: venv-dev
 	@$(BIN)/python scripts/test.py
+
+test-more: venv-dev
+	@$(BIN)/python scripts/test.py more
 
 test-long: venv-dev
 	@$(BIN)/python scripts/test.py

@@ -1,5 +1,6 @@
 """Runs the given test tiers and prints the time of each; a tier without tests does not fail.
 
+Without names it runs all tiers but their tests marked `more`, and with `more` as the only name just these.
 Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
 Without such arguments, what fails runs once more, alone: a machine that loses seconds to others may stop
 any process at any moment. The last lines name what passed only then: each is a test, or a product, to mend.
@@ -18,6 +19,8 @@ from tempfile import TemporaryFile
 
 import rerun
 
+MORE = "more"
+"""The mark of tests that CI runs after the others, so that all tiers take less than half an hour."""
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy", "console")
 TWO = ("-n", "2", "--dist", "loadfile")
 AT_ONCE = {"runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
@@ -50,24 +53,25 @@ BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def main(tiers: list[str]) -> int:
+def main(names: list[str]) -> int:
+    tiers, marks = ((), MORE) if names == [MORE] else (names, None if names else f"not {MORE}")
     unknown = [tier for tier in tiers if tier not in TIERS]
     if unknown:
         print(f"no tier called {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
-    rows = [run_tier(tier) for tier in tiers or TIERS]
+    rows = [run_tier(tier, marks) for tier in tiers or TIERS]
     print("\n" + "\n".join(f"{tier:<10}{seconds:7.1f} s  {result}" for tier, seconds, result in rows))
     return int(any(result.startswith("FAILED") for _, _, result in rows))
 
 
-def run_tier(tier: str) -> tuple[str, float, str]:
+def run_tier(tier: str, marks: str | None) -> tuple[str, float, str]:
     folder = ROOT / "tests" / tier
     if not folder.is_dir():
         return tier, 0.0, "no tests"
     print(f"\n== {tier} ==", flush=True)
     began = time.monotonic()
     asked = shlex.split(os.environ.get("PYTEST_ARGS", ""))
-    chosen = () if "-m" in asked else ("-m", "not long")
+    chosen = () if "-m" in asked else ("-m", f"not long and {marks}" if marks else "not long")
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
     tries = 1 if asked else 2
     if tier in IN_PARTS:

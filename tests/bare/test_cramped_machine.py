@@ -24,6 +24,8 @@ from harness.processes import COMMAND
 from harness.served import Serving, served
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 IS_ROOT = os.getuid() == 0
 DAY = 24 * 3600
 QUOTA = 0.8

@@ -368,6 +368,7 @@ class Window:
     free: float
 
 
+@pytest.mark.more
 def test_many_workers_and_requests_leave_time(
     opened: Open, record_property: Callable[[str, object], None]
 ) -> None:

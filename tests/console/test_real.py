@@ -29,6 +29,8 @@ from harness.browser import (
 from harness.console import RealConsole, console
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 Open = Callable[..., Opened]
 MARKUP = "<img/src=x/onerror=alert(1)>"
 MODEL = f'"><script>alert(2)</script>{MARKUP}\u202eledom\u202c' + "m" * 40

@@ -26,6 +26,8 @@ from harness.media import data_url
 from harness.stack import Stack, environment, stack
 from harness.warm import FORKED, Forked, Zygote
 
+pytestmark = pytest.mark.more
+
 TOKENS, TEXT_MODE = "tokens", "text-mode"
 """The same model twice: tokenised by the frontend, and with vLLM's tokenizer."""
 USERS = 4

@@ -26,6 +26,8 @@ from harness.stack import Stack, stack
 from harness.waiting import until
 from harness.warm import WARMED, Zygote
 
+pytestmark = pytest.mark.more
+
 WEATHER = {
     "type": "function",
     "function": {

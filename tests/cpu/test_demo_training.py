@@ -10,6 +10,8 @@ import pytest
 
 from harness import omni
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def made(demo_models: Path) -> Path:

@@ -21,6 +21,8 @@ from harness.served import own_environment, served
 from harness.stack import Stack, stack
 from harness.warm import CACHE_BLOCKS, Zygote
 
+pytestmark = pytest.mark.more
+
 TWO_RANKS = ("--data-parallel-size", "2")
 LENGTH, COUNT = 640, 12
 IN_SERVE = (

@@ -22,7 +22,7 @@ from harness.stack import Stack, Worker
 from harness.waiting import until
 from harness.warm import Zygote
 
-pytestmark = pytest.mark.timeout(600 * ROUNDS)
+pytestmark = [pytest.mark.more, pytest.mark.timeout(600 * ROUNDS)]
 TYPED = (openai.InternalServerError,)  # every 5xx: the client may send the request again
 
 

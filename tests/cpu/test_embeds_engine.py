@@ -12,6 +12,8 @@ from cpu.outputs import one_by_one
 from harness.stack import environment
 from harness.warm import FORKED, Zygote
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:

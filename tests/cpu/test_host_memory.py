@@ -7,10 +7,14 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from cpu.stopped_starts import CALL, FAILS, REACHED
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
+
+pytestmark = pytest.mark.more
 
 FLAGS = ("--kv-offload-gb", "0.05")
 MADE = re.compile(r"Created mmap file (/dev/shm/vllm_offload_\S+\.mmap)")

@@ -20,6 +20,7 @@ from harness.waiting import until
 from harness.warm import Zygote
 
 pytestmark = [
+    pytest.mark.more,
     pytest.mark.timeout(600),
     pytest.mark.skipif(refusal() is not None, reason=str(refusal())),
 ]

@@ -135,6 +135,7 @@ def other_weights(model: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.more
 def test_texts_are_the_same_from_disk_beside_other_models_and_after_a_kill(
     warm: Zygote, model: Path, tmp_path: Path, cold: list[str]
 ) -> None:
@@ -235,6 +236,7 @@ def test_damaged_files_are_computed(faulty: Served, cold: list[str]) -> None:
     assert len(faulty.lines("is useless")) == 1 and faulty.worker.metric(PAUSED) == 0
 
 
+@pytest.mark.more
 def test_a_hanging_disk_delays_one_prompt(faulty: Served, cold: list[str]) -> None:
     faulty.wait_stored()
     pipes = faulty.files()

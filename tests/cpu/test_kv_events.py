@@ -14,6 +14,8 @@ from harness.processes import COMMAND, free_port
 from harness.stack import Stack, stack
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 
 def with_topic(port: int) -> tuple[str, ...]:
     """Returns vLLM's own flag, as launch scripts of upstream write it."""

@@ -16,6 +16,8 @@ from tiers_proof.rows import Row
 
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def proof(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proof]:

@@ -118,6 +118,7 @@ def test_stopped_engine_core(fresh: Stack) -> None:
     assert ask(fresh, [20, 21]) == 3
 
 
+@pytest.mark.more
 def test_slow_step_stays_in_service_and_a_deadlock_does_not(faulty: Faulty) -> None:
     made, worker = faulty.start(*QUICK_WATCH)
     left = faulty.not_ready_during(SLOW, seconds=12)

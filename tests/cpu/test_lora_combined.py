@@ -25,6 +25,8 @@ from harness.tensors import encode, table
 from harness.waiting import until, until_spread
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 TOKEN = "geheim"
 
 

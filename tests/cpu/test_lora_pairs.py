@@ -16,6 +16,8 @@ from cpu.pairs import Pairs, not_computed, pairs
 from harness.waiting import until
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 LOST = "dynamo_component_kv_transfers_lost_total"
 
 

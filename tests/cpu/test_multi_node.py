@@ -20,6 +20,8 @@ from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 # In no deployment, it must not need the service that holds one together.
 HEADLESS = ("--headless", "--data-parallel-start-rank", "1", "--discovery-backend", "etcd")
 

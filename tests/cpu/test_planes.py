@@ -17,6 +17,8 @@ from harness.processes import COMMAND
 from harness.stack import Stack, stack
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planes]:

@@ -222,6 +222,7 @@ def test_cross_encoder_scores_equal_bare_vllm(warm: Zygote, tmp_path: Path) -> N
             assert answer.status_code == 400 and name in answer.json()["message"], answer.text
 
 
+@pytest.mark.more
 def test_classes_equal_bare_vllm(warm: Zygote, tmp_path: Path) -> None:
     model = make_classifier(tmp_path / "classifier")
     texts = TEXTS[::20]
@@ -240,6 +241,7 @@ def test_classes_equal_bare_vllm(warm: Zygote, tmp_path: Path) -> None:
         assert refused.status_code in (400, 404)
 
 
+@pytest.mark.more
 def test_decoder_with_adapters_embeds_as_bare_vllm(warm: Zygote, model: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "a", model, seed=1)
     texts = ["once upon a time", "the end", "a b c d e f g"]
@@ -266,6 +268,7 @@ TEMPLATE = (
 )
 
 
+@pytest.mark.more
 def test_reranker_of_qwen3_uses_its_template(warm: Zygote, model: Path, tmp_path: Path) -> None:
     overrides = {
         "architectures": ["Qwen3ForSequenceClassification"],
@@ -287,6 +290,7 @@ def test_reranker_of_qwen3_uses_its_template(warm: Zygote, model: Path, tmp_path
         assert [found[number] for number in range(3)] == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.more
 def test_chats_with_pictures_are_embedded_as_bare_vllm_does(warm: Zygote, tmp_path: Path) -> None:
     """The frontend refuses `messages`; a gateway sends them to the worker, as this test does."""
     model = make_tiny_vision_model(tmp_path / "model", "qwen2-vl")

@@ -16,6 +16,8 @@ from harness.stack import Stack, stack
 from harness.waiting import until, until_spread
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 ROLE = ("--connector", "nixl", "--disaggregation-mode")
 
 

@@ -17,6 +17,8 @@ from dynamo_vllm.engine.vllm.compat.abilities import speculative_methods_on_cpu
 from harness.stack import Stack, stack
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 N_GRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 can_draft = pytest.mark.skipif(

@@ -16,6 +16,8 @@ from harness.stack import Stack, stack
 from harness.waiting import until, until_spread
 from harness.warm import Zygote
 
+pytestmark = pytest.mark.more
+
 TOKENS, BLOCK_TOKENS, PROMPTS = 640, 32, 12
 SMALL = ("--num-gpu-blocks-override", "50", "--block-size", str(BLOCK_TOKENS), "--max-model-len", "1024")
 """An engine that holds two prompts."""

@@ -172,6 +172,7 @@ def test_worker_whose_disk_is_lost_starts_and_computes(
         until("it is paused", lambda: worker.metric("vllm:kv_offload_disk_paused") == 1)
 
 
+@pytest.mark.more
 def test_adapter_replaced_across_a_restart_is_not_answered_from_the_old_ones_disk(
     warm: Zygote, model: Path, tmp_path: Path
 ) -> None:
@@ -222,11 +223,13 @@ def test_prefill_and_decode_workers_load_from_their_tiers(pair: Pairs, one_worke
     assert pair.is_alive()
 
 
+@pytest.mark.more
 def test_mixed_load_on_prefill_and_decode_equals_one_engine(pair: Pairs, one_worker: Stack) -> None:
     every = prompts(24, 1500, seed=11)
     assert texts(pair.stack, every) == texts(one_worker, every) == texts(pair.stack, every)
 
 
+@pytest.mark.more
 def test_replaced_adapter_is_never_answered_from_the_old_ones_cache(
     warm: Zygote, model: Path, tmp_path: Path, adapters: dict[str, Path]
 ) -> None:

@@ -28,6 +28,8 @@ from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
 from harness.warm import FORKED, WARMED, Forked, Zygote
 
+pytestmark = pytest.mark.more
+
 Samples = np.ndarray[Any, Any]
 SOUNDS = {"short": 2.0, "middle": 5.5, "whole window": float(SECONDS)}
 TIMED = "timed"

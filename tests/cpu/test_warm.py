@@ -13,6 +13,8 @@ from dynamo_vllm.roles.trials import SHORT
 from harness.stack import environment, stack
 from harness.warm import FORKED, WARMED, Zygote
 
+pytestmark = pytest.mark.more
+
 
 def found(
     warm: Zygote, folder: Path, model: Path, adapter: str = "", takes_embeds: bool = False

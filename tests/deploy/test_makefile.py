@@ -29,6 +29,7 @@ def made(tmp_path: Path, *words: str) -> str:
     [
         ("test", '-k "lora or media"|scripts/test.py'),
         ("test-unit", '-k "lora or media"|scripts/test.py unit'),
+        ("test-more", '-k "lora or media"|scripts/test.py more'),
         ("test-long", '-m long -k "lora or media"|scripts/test.py'),
     ],
 )

@@ -13,6 +13,8 @@ import pytest
 from harness.processes import COMMAND
 from harness.served import Serving, own_environment, served
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:

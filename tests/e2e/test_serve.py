@@ -147,6 +147,7 @@ def test_killed_engine_core_is_replaced(serving: Serving) -> None:
     assert serving.called("zygote") == zygote, "the new ones were forked from the same process"
 
 
+@pytest.mark.more
 def test_killed_zygote_costs_nothing_and_the_next_worker_gets_another(serving: Serving) -> None:
     zygote, core = serving.called("zygote"), serving.engine_core()
     zygote.kill()

@@ -22,6 +22,8 @@ from harness.prometheus import Prometheus, Selected, labels_named, prometheus, s
 from harness.stack import Stack, stack
 from harness.waiting import NotInTime, until
 
+pytestmark = pytest.mark.more
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "observability" / "prometheus"
 STALLS, FAILS, GOES_ON = 600, 601, 300
 """First tokens of prompts: one that the engine never answers, one that it fails on, and any other."""

@@ -19,6 +19,8 @@ from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
+pytestmark = pytest.mark.more
+
 
 def command(*words: str) -> list[str]:
     return [*COMMAND, "bench", "load", *words]

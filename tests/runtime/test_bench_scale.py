@@ -14,6 +14,8 @@ import pytest
 from harness.processes import COMMAND
 from harness.stack import environment
 
+pytestmark = pytest.mark.more
+
 REQUESTS, TOKENS = 96, 64
 MOST_FOR_TWO = 1.6
 """What a token may cost with two frontends, in ratio to one."""

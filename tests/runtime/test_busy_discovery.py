@@ -14,6 +14,8 @@ from harness.served import Serving, own_environment, start
 from harness.stack import stack
 from harness.waiting import NotInTime, until
 
+pytestmark = pytest.mark.more
+
 BUSY = "discovery is busy"
 FAKE = ("--engine", "fake", "--fake-engine", '{"vocab_size":2000}')
 

@@ -102,6 +102,7 @@ def test_adapters_go_to_every_worker(start: Any, env: dict[str, str]) -> None:
     assert [worker["capacity"] for worker in listed["workers"]] == [2, 2]
 
 
+@pytest.mark.more
 def test_worker_that_does_not_answer_is_reported_and_the_other_is_told(
     start: Any, env: dict[str, str]
 ) -> None:

@@ -166,6 +166,7 @@ def test_prefill_and_decode(tmp_path: Path, model: Path, flags: tuple[str, ...])
         assert len(differ) <= (REQUESTS / 10 if flags else REQUESTS / 4), differ
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
 def test_request_that_moves(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
     """The record names the worker that died. Bookings have the one that answered; else it is not known."""
@@ -199,6 +200,7 @@ def busy(made: Stack) -> list[Worker]:
     return [worker for worker in made.workers if worker.metric("dynamo_component_requests_in_flight")]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
 def test_two_frontends(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
     """Each request is listed once, with what its own frontend knew when it chose."""
@@ -231,6 +233,7 @@ def test_two_frontends(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> N
         assert wrong == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("named", ["etcd,tcp,zmq", "file,tcp,nats", "etcd,nats,nats"])
 def test_other_planes(tmp_path: Path, model: Path, named: str, caplog: pytest.LogCaptureFixture) -> None:
     """From etcd as from files. Events that go through NATS are not read, and the console says so."""

@@ -18,6 +18,8 @@ from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
+pytestmark = pytest.mark.more
+
 TAKES = {"media": {"image": 2}}
 LOST = "dynamo_component_encodings_lost_total"
 LOADING_SECONDS, ENCODER_SECONDS = 5.0, 4.5

@@ -20,6 +20,8 @@ from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
+pytestmark = pytest.mark.more
+
 FLAGS = ("--enable-multimodal", "--frontend-decoding", "--media-timeout-seconds", "120")
 TAKES = {"media": {"image": 2}}
 IN_FLIGHT = "dynamo_component_requests_in_flight"

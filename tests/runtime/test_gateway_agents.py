@@ -14,6 +14,8 @@ from harness import agent_requests as agents
 from harness.agent_requests import CHAT, COUNT, MESSAGES, RESPONSES, AgentRequest
 from harness.gateway import Gateway, fake_gateway
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:

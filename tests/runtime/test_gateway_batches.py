@@ -19,6 +19,8 @@ from harness.gateways import Gateway, gateway
 from harness.stack import Stack, stack
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 MODEL = "demo-chat"
 CHAT = "/v1/chat/completions"
 SETTINGS = {"beat_seconds": 0.2, "concurrency": 8, "file_bytes": 2_000_000, "tenant_bytes": 20_000_000}

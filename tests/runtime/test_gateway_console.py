@@ -17,6 +17,8 @@ from harness.gateway import Gateway
 from harness.processes import free_port
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 NAME = "console.example"
 PAGE = "https://page.example"
 

@@ -18,6 +18,8 @@ from harness.gateway import Gateway
 from harness.processes import COMMAND
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 TOKENS = 150
 
 

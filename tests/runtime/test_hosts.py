@@ -23,6 +23,7 @@ from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 
 pytestmark = [
+    pytest.mark.more,
     pytest.mark.timeout(300),
     pytest.mark.skipif(refusal() is not None, reason=str(refusal())),
 ]

@@ -23,6 +23,8 @@ from harness.stack import Stack
 from harness.waiting import until
 from runtime.conftest import StartFake
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

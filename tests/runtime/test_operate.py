@@ -147,6 +147,7 @@ def test_card_that_discovery_has_lost_does_not_keep_an_adapter(
 # --- upstream's frontend ----------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_frontend_without_our_health_is_judged_by_its_models_and_answers(deployment: Stack) -> None:
     with plain_frontend.running(deployment) as url:
         assert httpx.get(f"{url}/health").json()["status"] == "healthy"

@@ -13,6 +13,8 @@ from dynamo_vllm.bench.http.answers import Answer, StageAnswers
 from dynamo_vllm.bench.report import figures, plots, run_report
 from dynamo_vllm.errors import ConfigError
 
+pytestmark = pytest.mark.more
+
 
 def test_missing_library_is_named_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,8 @@ from harness.stack import Stack, Worker, environment
 from harness.waiting import until
 from runtime.conftest import StartFake
 
+pytestmark = pytest.mark.more
+
 
 def running(worker: Worker) -> int:
     return int(worker.metric("dynamo_component_requests_in_flight"))

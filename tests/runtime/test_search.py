@@ -15,6 +15,8 @@ from harness.processes import COMMAND
 from harness.served import Serving, own_environment, served
 from harness.several_kinds import groups, sound
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:

@@ -527,6 +527,7 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
     assert "stopping:" in serve.err
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("whom", ["serve", "worker", "frontend"])
 def test_hangup_drains_as_a_termination_does(start: Start, model: Path, whom: str) -> None:
     """A terminal that goes sends several: they do not cut the drain short."""

@@ -21,6 +21,8 @@ from harness.plane import Plane, plane
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 IN_FLIGHT = "dynamo_component_requests_in_flight"
 
 

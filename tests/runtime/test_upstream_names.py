@@ -17,6 +17,8 @@ from harness.processes import free_port
 from harness.stack import Stack, stack
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 FAKE = ("--engine", "fake", "--served-model-name", "tiny")
 SPELLED = {"is_prefill_worker", "is_decode_worker", "disaggregation_mode", "dump_config_to", "system_port"}
 SPELLED |= {"multimodal_worker", "route_to_encoder", "vllm_native_encoder_worker"}

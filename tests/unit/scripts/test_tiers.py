@@ -44,6 +44,28 @@ def test_files_known_as_slow_are_there(tiers: ModuleType) -> None:
     assert [names.count(name) for name in tiers.SECONDS] == [1] * len(tiers.SECONDS)
 
 
+@pytest.mark.parametrize(
+    ("names", "marks"),
+    [([], "not long and not more"), (["more"], "not long and more"), (["cpu"], "not long")],
+    ids=["all tiers", "the rest of all", "one tier"],
+)
+def test_one_tier_has_what_all_tiers_leave_to_ci(
+    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], marks: str
+) -> None:
+    called: list[list[str]] = []
+
+    def run_pytest(_: Sequence[Path], arguments: Sequence[str]) -> int:
+        called.append([*arguments])
+        return 0
+
+    (tmp_path / "tests" / "cpu").mkdir(parents=True)
+    monkeypatch.setattr(tiers, "ROOT", tmp_path)
+    monkeypatch.setattr(tiers, "run_pytest", run_pytest)
+    monkeypatch.delenv("PYTEST_ARGS", raising=False)
+    assert tiers.main(names) == 0
+    assert [arguments[-2:] for arguments in called] == [["-m", marks]]
+
+
 @pytest.fixture
 def ini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments for a pytest without what this project sets."""
