@@ -34,17 +34,20 @@ IN_PARTS = {"unit"}
 pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
 MOST_PARTS = 8
 SECONDS = {
-    "test_checker.py": 5.0,
-    "test_states.py": 3.0,
-    "test_monitor.py": 3.0,
-    "test_connections.py": 2.5,
+    "test_disk_cache.py": 9.3,
+    "test_operations.py": 8.2,
+    "test_checker.py": 4.4,
+    "test_bench.py": 3.3,
+    "test_monitor.py": 3.1,
+    "test_tiers.py": 2.8,
+    "test_vllm_names.py": 2.7,
     "test_supervisor.py": 2.2,
-    "test_imports.py": 2.1,
-    "test_forking.py": 2.0,
+    "test_wire.py": 2.2,
+    "test_mirror.py": 2.1,
     "test_socket_options.py": 2.0,
-    "test_node_link.py": 1.8,
-    "test_foreign_attributes.py": 1.7,
-    "test_shutdown.py": 1.5,
+    "test_connections.py": 1.9,
+    "test_imports.py": 1.8,
+    "test_foreign_attributes.py": 1.5,
 }
 """The seconds of the slowest files of those tiers; the others are estimated by size."""
 SECONDS_PER_BYTE = 40e-6
