@@ -11,6 +11,8 @@ import pytest
 from harness.stack import environment
 from harness.warm import FORKED, Zygote
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture
 def made(demo_models: Path) -> Path:

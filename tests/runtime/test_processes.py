@@ -17,6 +17,8 @@ from harness.processes import COMMAND
 from harness.served import Serving
 from harness.waiting import until
 
+pytestmark = pytest.mark.more
+
 TOKENS = 60
 
 
@@ -199,7 +201,6 @@ def test_decode_workers_are_added_while_prefill_workers_stay(model: Path, tmp_pa
     assert load.failures == []
 
 
-@pytest.mark.more
 def test_killed_command_does_not_stop_what_it_asked_for(model: Path, tmp_path: Path) -> None:
     with serving(tmp_path, *fake(model, start_ms=2000)) as (running, env):
         command = subprocess.Popen([*COMMAND, "restart", "worker-1"], env=dict(env), stderr=subprocess.PIPE)
@@ -212,7 +213,6 @@ def test_killed_command_does_not_stop_what_it_asked_for(model: Path, tmp_path: P
         assert running.process.written().count("worker-1: ready") == 2
 
 
-@pytest.mark.more
 def test_several_serves_are_told_apart_by_their_folders(model: Path, tmp_path: Path) -> None:
     env = served.own_environment(tmp_path)
     assert ask(env, "processes", code=1) == (
