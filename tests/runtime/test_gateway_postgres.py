@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dynamo_vllm.gateway import schema
-from dynamo_vllm.gateway.database import Database
+from dynamo_vllm.gateway.database import Database, Transaction
 from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.keys import Key, Limits, Tenant
 from dynamo_vllm.gateway.store.limits import Admitted
@@ -88,3 +90,62 @@ async def test_second_gateway_counts_while_the_first_one_restarts(server: Server
     after = used(other.database)
     other.database.close()
     assert after.minus(before) == Sums(1, 10, 0, 10)
+
+
+async def test_a_server_process_that_hangs_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped backend accepts everything and answers nothing; its kernel confirms each packet."""
+    monkeypatch.setattr("dynamo_vllm.gateway.database.HANG_SECONDS", 0.5)
+    database = gateway_store.opened(server.url)
+    try:
+        row = await database.run(lambda t: t.one("SELECT pg_backend_pid()"))
+        assert row is not None
+        backend = psutil.Process(int(row[0]))
+        backend.suspend()
+        try:
+            async with asyncio.timeout(120):
+                assert await database.run(lambda t: t.one("SELECT 7")) == (7,)
+        finally:
+            backend.resume()
+    finally:
+        database.close()
+
+
+async def test_a_statement_that_takes_too_long_fails_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo_vllm.gateway.connections.STATEMENT_SECONDS", 0.3)
+    database = gateway_store.opened(server.url)
+    try:
+        slow = database.run(lambda t: t.one("SELECT pg_sleep(60)"))
+        others = [database.run(lambda t: t.one("SELECT 7")) for _ in range(3)]
+        async with asyncio.timeout(120):
+            first, *rest = await asyncio.gather(slow, *others, return_exceptions=True)
+        assert "statement timeout" in str(first) and rest == [(7,)] * 3
+    finally:
+        database.close()
+
+
+async def test_another_gateway_that_stops_in_a_transaction_does_not_lock_out_the_rest(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo_vllm.gateway.connections.HANG_SECONDS", 0.5)
+    monkeypatch.setattr("dynamo_vllm.gateway.connections.STATEMENT_SECONDS", 0.3)
+    stuck, other = gateway_store.opened(server.url), gateway_store.opened(server.url)
+    may_end = threading.Event()
+    try:
+        holding = threading.Event()
+
+        def stop(t: Transaction) -> None:
+            holding.set()
+            may_end.wait(120)
+
+        task = asyncio.ensure_future(stuck.run(stop, exclusive=True))
+        await asyncio.to_thread(holding.wait, 60)
+        async with asyncio.timeout(120):
+            assert await other.run(lambda t: t.one("SELECT 7"), exclusive=True) == (7,)
+        may_end.set()
+        await asyncio.gather(task, return_exceptions=True)
+    finally:
+        may_end.set()
+        stuck.close()
+        other.close()
