@@ -78,6 +78,11 @@ LIMITS = (
         is_running INTEGER NOT NULL,
         is_open INTEGER NOT NULL
     )""",
+    # Who holds reservations, and that it lives.
+    """CREATE TABLE IF NOT EXISTS gateway_holders (
+        name TEXT PRIMARY KEY,
+        beat DOUBLE PRECISION NOT NULL
+    )""",
     "CREATE INDEX IF NOT EXISTS gateway_reservations_open ON gateway_reservations (began) WHERE is_open = 1",
     "CREATE INDEX IF NOT EXISTS gateway_reservations_done ON gateway_reservations (began) WHERE is_open = 0",
 )

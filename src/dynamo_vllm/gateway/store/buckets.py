@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 MINUTE = 60.0
 DAY = 86400
+CLOCK_SECONDS = 5.0
+"""What the clocks of gateways may differ; a counter that is further ahead was written with a wrong clock."""
+LONGEST_REFILL = 60 * MINUTE
+"""No bucket keeps a key out for longer, however much more than reserved a request has used."""
+CONCURRENT = "concurrent"
 _ROUNDING = 1e-6
 
 
@@ -29,21 +34,31 @@ class Counter:
     day_tokens: int = 0
     running: int = 0
 
-    def advance(self, limits: Limits, now: float) -> None:
-        """Refill the buckets up to now; a clock that is behind another gateway's changes nothing."""
+    def advance(self, limits: Limits, now: float) -> bool:
+        """Refill the buckets up to now; a clock that is a little behind another gateway's changes nothing.
+
+        Return whether a clock was ahead and is right again, which must be written even for a refused request.
+        """
+        was_ahead = now < self.updated - CLOCK_SECONDS
+        if was_ahead:
+            self.updated = now
+            self.day = min(self.day, day_of(now))
         seconds = max(0.0, now - self.updated)
         self.requests = _refilled(self.requests, limits.requests_per_minute, seconds)
         self.tokens = _refilled(self.tokens, limits.tokens_per_minute, seconds)
         self.updated += seconds
         if self.day < day_of(now):
             self.day, self.day_tokens = day_of(now), 0
+        return was_ahead
 
-    def take(self, tokens: int) -> None:
+    def take(self, tokens: int, *, requests: int = 1, seats: int = 1) -> None:
         """Begin a request."""
-        self.requests += 1
+        if min(tokens, requests, seats) < 0:
+            raise ValueError(f"a request cannot give anything back: {tokens} tokens")
+        self.requests += requests
         self.tokens += tokens
         self.day_tokens += tokens
-        self.running += 1
+        self.running += seats
 
     def change(self, tokens: int, day: int, running: int) -> None:
         """Correct what a request took; tokens of a past day are past.
@@ -59,7 +74,10 @@ class Counter:
 
 
 def _refilled(taken: float, limit: int | None, seconds: float) -> float:
-    return 0.0 if limit is None else max(0.0, taken - limit / MINUTE * seconds)
+    if limit is None:
+        return 0.0
+    per_second = limit / MINUTE
+    return max(0.0, min(taken, per_second * LONGEST_REFILL) - per_second * seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +93,13 @@ class Obstacle:
     """None: no waiting helps."""
 
 
-def obstacles(counter: Counter, limits: Limits, tokens: int, now: float) -> list[Obstacle]:
+def obstacles(
+    counter: Counter, limits: Limits, tokens: int, now: float, *, requests: int = 1, seats: int = 1
+) -> list[Obstacle]:
     """Return the limits that do not allow a request now; the counter was advanced."""
     found = []
     for kind, limit, taken, asked in (
-        ("requests_per_minute", limits.requests_per_minute, counter.requests, 1),
+        ("requests_per_minute", limits.requests_per_minute, counter.requests, requests),
         ("tokens_per_minute", limits.tokens_per_minute, counter.tokens, tokens),
     ):
         if limit is not None and asked and taken + asked > limit + _ROUNDING:
@@ -89,8 +109,8 @@ def obstacles(counter: Counter, limits: Limits, tokens: int, now: float) -> list
     if limit is not None and tokens and counter.day_tokens + tokens > limit:
         wait = (day_of(now) + 1) * DAY - now if tokens <= limit else None
         found.append(Obstacle("tokens_per_day", limit, counter.day_tokens, tokens, wait))
-    if limits.concurrent is not None and counter.running >= limits.concurrent:
-        found.append(Obstacle("concurrent", limits.concurrent, counter.running, 1, 1.0))
+    if limits.concurrent is not None and seats and counter.running >= limits.concurrent:
+        found.append(Obstacle(CONCURRENT, limits.concurrent, counter.running, 1, 1.0))
     return found
 
 

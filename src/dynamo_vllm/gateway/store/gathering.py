@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from dynamo_vllm.gateway.database import DatabaseAway
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -18,7 +20,8 @@ MOST_TOGETHER = 512
 class Gathered(Generic[Item, Result]):
     """Calls a function with all items that wait. It belongs to one event loop.
 
-    A few statements for hundreds of items are much faster than a few for each, above all over a network.
+    If that fails, each item is tried alone, so that one of them cannot make the others fail. A few
+    statements for hundreds of items are much faster than a few for each, above all over a network.
     """
 
     def __init__(
@@ -54,9 +57,13 @@ class Gathered(Generic[Item, Result]):
         try:
             results = await self._database.run(lambda t: self._work(t, items), exclusive=True)
         except Exception as exc:
-            for _, future in some:
-                if not future.done():
-                    future.set_exception(exc)
+            if len(some) == 1 or isinstance(exc, DatabaseAway):
+                for _, future in some:
+                    if not future.done():
+                        future.set_exception(exc)
+                return
+            for pair in some:
+                await self._do([pair])
             return
         except BaseException:  # the loop ends
             for _, future in some:

@@ -10,14 +10,16 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.gateway.cost import MOST_TOKENS
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.store import reservations as reserved
-from dynamo_vllm.gateway.store.buckets import Obstacle, Window, duration, obstacles, tighter
+from dynamo_vllm.gateway.store.buckets import CONCURRENT, Obstacle, Window, duration, obstacles, tighter
 from dynamo_vllm.gateway.store.gathering import Gathered
 from dynamo_vllm.gateway.store.reservations import Reservation
+from dynamo_vllm.gateway.store.seats import Seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +32,11 @@ logger = logging.getLogger(__name__)
 RECORD_SECONDS = 120.0
 """How long a request that ended waits for the record of its tokens; `expire` then takes it as unused."""
 EXPIRED_TOGETHER = 1000
+SEAT_SECONDS = 1.0
+"""How long a request waits for another one of its key to end. A client that sends one after the other knows
+of an end before we do."""
+SEAT_POLL_SECONDS = 0.1
+"""How often it asks again: nobody tells of ends at other gateways."""
 _UNITS = {
     "requests_per_minute": "requests per minute",
     "tokens_per_minute": "tokens per minute",
@@ -90,9 +97,10 @@ class _Asked:
     tenant: Tenant
     tokens: int
     parts: int
-    now: float
+    now: float | None
     subjects: list[tuple[str, Limits]]
     """What has limits: its row of counters."""
+    is_deferred: bool
 
     def words(self, subject: str) -> str:
         """Return a subject for messages: the id of a key says nothing to its owner."""
@@ -112,9 +120,12 @@ def _subjects(key: Key, tenant: Tenant) -> list[tuple[str, Limits]]:
 class Limiter:
     """Admits requests at one gateway. It belongs to one event loop."""
 
-    def __init__(self, database: Database, gateway: str) -> None:
+    def __init__(self, database: Database, gateway: str, *, seat_seconds: float = 0.0) -> None:
+        """`gateway` holds the reservations: it tells of their ends, or is found dead (`Holders`)."""
         self._database = database
         self._gateway = gateway
+        self._seat_seconds = seat_seconds
+        self._seats = Seats()
         self._admit = Gathered(database, self._admit_all, self._nobody_waits)
         self._close = Gathered(database, _close_all)
         self._releases: set[asyncio.Task[None]] = set()
@@ -127,25 +138,51 @@ class Limiter:
         tokens: int,
         *,
         parts: int = 1,
+        is_deferred: bool = False,
         now: float | None = None,
     ) -> Admitted | Refused:
         """Reserve what a request may use: its prompt and `max_tokens`.
 
-        `parts` is the number of records that end it, or 0 if only `ended` does. Without limits the database
-        is not asked. An id that was admitted before is admitted again and counted once.
+        `parts` is the number of records that end it. Without limits the database is not asked. An id that was
+        admitted before is admitted again and counted once. A deferred request may have ended since then: it
+        is the second run of one that failed, or what a client's request has left to do. It needs room again,
+        but is no further request.
         """
         subjects = _subjects(key, tenant)
         if not subjects:
             return Admitted()
-        return await self._admit(_Asked(request_id, key, tenant, tokens, parts, _time(now), subjects))
+        tokens = max(0, min(tokens, MOST_TOKENS))
+        request = _Asked(
+            request_id, key, tenant, tokens, 0 if is_deferred else parts, now, subjects, is_deferred
+        )
+        outcome = await self._admit(request)
+        names = [subject for subject, _ in subjects]
+        deadline = time.monotonic() + self._seat_seconds
+        while isinstance(outcome, Refused) and outcome.kind == CONCURRENT and self._seats.have_room(names):
+            if (seconds := deadline - time.monotonic()) <= 0:
+                break
+            await self._seats.wait(names, min(seconds, SEAT_POLL_SECONDS))
+            outcome = await self._admit(request)
+        return outcome
 
     async def ended(self, request_ids: Iterable[str], *, now: float | None = None) -> None:
         """Note that requests have ended: others may run. Tokens come back with the record of those used."""
-        await self._close(_Closing(tuple(request_ids), _time(now), release=False))
+        await self._end(request_ids, now, release=False)
 
     async def release(self, request_ids: Iterable[str], *, now: float | None = None) -> None:
         """Note that requests have ended without using tokens. They still count as requests."""
-        await self._close(_Closing(tuple(request_ids), _time(now), release=True))
+        await self._end(request_ids, now, release=True)
+
+    async def _end(self, request_ids: Iterable[str], now: float | None, *, release: bool) -> None:
+        """Close each on its own, so that one that cannot be closed fails alone; raise what failed."""
+        closings = [_Closing(request_id, now, release, self._gateway) for request_id in request_ids]
+        results = await asyncio.gather(
+            *(self._close(closing) for closing in closings), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            self._seats.free(result)
 
     async def expire(self, older_than: float, *, gateway: str | None = None, now: float | None = None) -> int:
         """Release reservations from before a time whose gateway or worker has died, and return how many.
@@ -153,29 +190,35 @@ class Limiter:
         Only those of one gateway if it is named: a gateway that starts again knows that its old ones are
         over. Requests that ended are released after `RECORD_SECONDS` without a record.
         """
-        moment, count = _time(now), 0
-        while found := await self._database.run(
-            lambda t: _expire_some(t, older_than, gateway, moment), exclusive=True
+        count = 0
+        while closed := await self._database.run(
+            lambda t: _expire_some(t, older_than, gateway, t.now() if now is None else now), exclusive=True
         ):
-            count += found
+            count += closed
         if count:
             logger.info("%d reservations without an end were released", count)
         return count
 
     def _admit_all(self, t: Transaction, asked: list[_Asked]) -> list[Admitted | Refused]:
-        known = reserved.read(t, {one.request_id for one in asked})
-        counters = reserved.read_counters(t, {subject for one in asked for subject, _ in one.subjects})
-        made: dict[str, Reservation] = {}
-        changed: dict[str, Counter] = {}
+        known = reserved.read(t, {request.request_id for request in asked})
+        names = {subject for request in asked for subject, _ in request.subjects}
+        names |= {subject for reservation in known.values() for subject in reservation.subjects}
+        counters = reserved.read_counters(t, names)
+        changed: dict[str, Reservation] = {}
+        subjects: set[str] = set()
         results: list[Admitted | Refused] = []
-        for one in asked:
-            decided = _decide(one, counters, is_known=one.request_id in known or one.request_id in made)
-            results.append(decided)
-            if isinstance(decided, Admitted) and not (one.request_id in known or one.request_id in made):
-                made[one.request_id] = _reservation(one, self._gateway)
-                changed |= {subject: counters[subject] for subject, _ in one.subjects}
-        reserved.write_counters(t, changed.values())
-        reserved.write(t, made.values())
+        for request in asked:
+            now = t.now() if request.now is None else request.now
+            before = known.get(request.request_id)
+            subjects |= {s for s, limits in request.subjects if counters[s].advance(limits, now)}
+            after = _reservation(request, before, self._gateway, now)
+            decision = _decide(request, before, after, counters, now)
+            if isinstance(decision, Admitted) and after != before:
+                known[request.request_id] = changed[request.request_id] = after
+                subjects.update(after.subjects)
+            results.append(decision)
+        reserved.write_counters(t, [counters[subject] for subject in subjects])
+        reserved.write(t, changed.values())
         return results
 
     def _nobody_waits(self, one: _Asked, decided: Admitted | Refused) -> None:
@@ -186,24 +229,51 @@ class Limiter:
             task.add_done_callback(self._releases.discard)
 
 
-def _decide(asked: _Asked, counters: dict[str, Counter], *, is_known: bool) -> Admitted | Refused:
-    """Take from the counters what the request needs, or nothing."""
-    found: list[tuple[str, Obstacle]] = []
-    for subject, limits in asked.subjects:
-        counters[subject].advance(limits, asked.now)
-        if not is_known:
-            seen = obstacles(counters[subject], limits, asked.tokens, asked.now)
-            found += [(asked.words(subject), one) for one in seen]
-    if not found and not is_known:
-        for subject, _ in asked.subjects:
-            counters[subject].take(asked.tokens)
-    requests = tokens = None
-    for subject, limits in asked.subjects:
-        requests = tighter(requests, Window.of(limits.requests_per_minute, counters[subject].requests))
-        tokens = tighter(tokens, Window.of(limits.tokens_per_minute, counters[subject].tokens))
-    if found:
-        return _refusal(*max(found, key=lambda one: _wait(one[1])), requests, tokens)
-    return Admitted(requests, tokens, is_counted=True)
+def _reservation(request: _Asked, before: Reservation | None, gateway: str, now: float) -> Reservation:
+    """Return what is to be reserved, given what is."""
+    if before is None:
+        return Reservation(
+            request_id=request.request_id,
+            key="" if request.key.limits.are_none else request.key.id,
+            tenant="" if request.tenant.limits.are_none else request.tenant.name,
+            gateway=gateway,
+            tokens=request.tokens,
+            parts=request.parts,
+            began=now,
+            charged=request.tokens,
+            is_running=True,
+        )
+    if not request.is_deferred:
+        return before
+    again = replace(
+        before, gateway=gateway, tokens=request.tokens, parts=0, began=now, ended=None, is_released=False
+    )
+    return replace(again, charged=max(before.charged, again.owed), is_running=True)
+
+
+def _decide(
+    request: _Asked, before: Reservation | None, after: Reservation, counters: dict[str, Counter], now: float
+) -> Admitted | Refused:
+    """Take from the counters what the request needs more than before, or nothing."""
+    tokens = after.charged - (0 if before is None else before.charged)
+    seats = 1 if before is None else int(after.is_running) - int(before.is_running)
+    requests = int(before is None)
+    refusals: list[tuple[str, Obstacle]] = []
+    for subject, limits in request.subjects:
+        if after != before:
+            here = obstacles(counters[subject], limits, tokens, now, requests=requests, seats=seats)
+            refusals += [(request.words(subject), obstacle) for obstacle in here]
+    if not refusals and after != before:
+        for subject in after.subjects:
+            counters[subject].take(tokens, requests=requests, seats=seats)
+    request_window = token_window = None
+    for subject, limits in request.subjects:
+        counter = counters[subject]
+        request_window = tighter(request_window, Window.of(limits.requests_per_minute, counter.requests))
+        token_window = tighter(token_window, Window.of(limits.tokens_per_minute, counter.tokens))
+    if refusals:
+        return _refusal(*max(refusals, key=lambda pair: _wait(pair[1])), request_window, token_window)
+    return Admitted(request_window, token_window, is_counted=True)
 
 
 def _wait(obstacle: Obstacle) -> float:
@@ -227,36 +297,29 @@ def _refusal(who: str, obstacle: Obstacle, requests: Window | None, tokens: Wind
     return Refused(message, "rate_limit_exceeded", 429, seconds, obstacle.kind, requests, tokens)
 
 
-def _reservation(asked: _Asked, gateway: str) -> Reservation:
-    return Reservation(
-        request_id=asked.request_id,
-        key="" if asked.key.limits.are_none else asked.key.id,
-        tenant="" if asked.tenant.limits.are_none else asked.tenant.name,
-        gateway=gateway,
-        tokens=asked.tokens,
-        parts=asked.parts,
-        began=asked.now,
-        charged=asked.tokens,
-        is_running=True,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Closing:
-    request_ids: tuple[str, ...]
-    now: float
+    request_id: str
+    now: float | None
     release: bool
+    gateway: str
 
 
-def _close_all(t: Transaction, closings: list[_Closing]) -> list[None]:
-    found = reserved.read(t, {request_id for one in closings for request_id in one.request_ids})
+def _close_all(t: Transaction, closings: list[_Closing]) -> list[list[str]]:
+    """Return for each the subjects that have room now."""
+    reservations = reserved.read(t, {closing.request_id for closing in closings})
+    subjects: list[list[str]] = []
     for closing in closings:
-        for request_id in closing.request_ids:
-            if (one := found.get(request_id)) is not None:
-                one.ended = closing.now if one.ended is None else one.ended
-                one.is_released |= closing.release
-    reserved.settle(t, found.values())
-    return [None] * len(closings)
+        reservation = reservations.get(closing.request_id)
+        if reservation is None or (reservation.is_deferred and reservation.gateway != closing.gateway):
+            subjects.append([])  # a client's request has ended; what it left to do has not
+            continue
+        now = t.now() if closing.now is None else closing.now
+        reservation.ended = now if reservation.ended is None else reservation.ended
+        reservation.is_released |= closing.release
+        subjects.append(reservation.subjects)
+    reserved.settle(t, reservations.values())
+    return subjects
 
 
 def _expire_some(t: Transaction, older_than: float, gateway: str | None, now: float) -> int:
@@ -266,7 +329,3 @@ def _expire_some(t: Transaction, older_than: float, gateway: str | None, now: fl
         one.is_released = True
     reserved.settle(t, found)
     return len(found)
-
-
-def _time(now: float | None) -> float:
-    return time.time() if now is None else now

@@ -35,6 +35,7 @@ class Reservation:
     tenant: str
     """Its name; empty if it has no limits."""
     gateway: str
+    """Who tells of its end; another one gives it back when that is dead."""
     tokens: int
     parts: int
     """How many records with a final outcome end it; 0 if nobody knows."""
@@ -63,6 +64,11 @@ class Reservation:
     @property
     def must_run(self) -> bool:
         return self.ended is None and not self.is_settled
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether no client waits for it; only who runs it knows its end."""
+        return self.parts == 0
 
     @property
     def subjects(self) -> list[str]:
@@ -157,7 +163,8 @@ _WRITE_COUNTER = (
 )
 _WRITE_RESERVATION = (
     f"INSERT INTO gateway_reservations ({_RESERVATION}, is_open) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-    " ON CONFLICT (request_id) DO UPDATE SET used = excluded.used, finals = excluded.finals,"
+    " ON CONFLICT (request_id) DO UPDATE SET gateway = excluded.gateway, tokens = excluded.tokens,"
+    " parts = excluded.parts, began = excluded.began, used = excluded.used, finals = excluded.finals,"
     " ended = excluded.ended, is_released = excluded.is_released, charged = excluded.charged,"
     " is_running = excluded.is_running, is_open = excluded.is_open"
 )

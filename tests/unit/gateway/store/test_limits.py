@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynamo_vllm.gateway.database import Database
+from dynamo_vllm.gateway.store import seats
 from dynamo_vllm.gateway.store.buckets import DAY, Counter, Window, duration, obstacles, tighter
+from dynamo_vllm.gateway.store.holders import DEAD_SECONDS, Holders
 from dynamo_vllm.gateway.store.keys import Limits, Tenant
 from dynamo_vllm.gateway.store.limits import Admitted, Limiter, Refused
 from harness.gateway_store import DEFAULT, NOON, PLAIN, Store, opened, record, with_limits
@@ -128,7 +132,7 @@ async def test_client_that_leaves_while_it_is_admitted_keeps_nothing(store: Stor
     await asyncio.sleep(0)  # both wait now
     asked.cancel()
     assert isinstance(await waiting, Refused)
-    await store.limiter.ended([])  # comes after the release in the line
+    await store.limiter.ended(["nobody"])  # comes after the release in the line
     assert isinstance(await store.limiter.admit("r3", key, DEFAULT, 100, now=NOON), Admitted)
 
 
@@ -141,6 +145,138 @@ async def test_error_of_the_database_reaches_all_who_wait_and_no_one_later(store
     ] * 3
     store.database.run_now(lambda t: t.execute("ALTER TABLE away RENAME TO gateway_counters"))
     assert isinstance(await store.limiter.admit("r1", key, DEFAULT, 1, now=NOON), Admitted)
+
+
+async def test_a_request_that_cannot_be_decided_fails_alone(store: Store) -> None:
+    key, broken = with_limits(tokens_per_minute=100), replace(with_limits(concurrent=1), id="a\ud800")
+    requests = [store.limiter.admit(f"r{n}", key, DEFAULT, 1, now=NOON) for n in range(3)]
+    bad = store.limiter.admit("bad", broken, DEFAULT, 1, now=NOON)
+    *admitted, error = await asyncio.gather(*requests, bad, return_exceptions=True)
+    assert isinstance(error, UnicodeEncodeError)
+    assert all(isinstance(outcome, Admitted) for outcome in admitted)
+    ends = [store.limiter.ended(["r0"], now=NOON), store.limiter.ended(["a\ud800"], now=NOON)]
+    assert [type(end) for end in await asyncio.gather(*ends, return_exceptions=True)] == [
+        type(None),
+        UnicodeEncodeError,
+    ]
+
+
+@pytest.mark.parametrize("tokens", [-1, -(10**12), -(10**30), 10**30, 1 << 63])
+async def test_no_number_of_tokens_empties_a_bucket_or_locks_it_for_long(store: Store, tokens: int) -> None:
+    key = with_limits(tokens_per_minute=100, tokens_per_day=100_000)
+    other = replace(with_limits(requests_per_minute=1000), id="key-2")
+    await store.limiter.admit("r1", key, DEFAULT, 60, now=NOON)
+    await store.limiter.admit("r2", other, DEFAULT, tokens, now=NOON)
+    outcome = await store.limiter.admit("r3", key, DEFAULT, tokens, now=NOON)
+    await store.limiter.release(["r2", "r3"], now=NOON)
+    assert isinstance(outcome, Admitted if tokens < 0 else Refused)
+    assert await store.remaining(key) == 40
+
+
+async def test_what_was_used_beyond_the_reservation_locks_a_key_for_an_hour_at_most(store: Store) -> None:
+    key = with_limits(tokens_per_minute=100)
+    await store.limiter.admit("r1", key, DEFAULT, 1, now=NOON)
+    await store.ledger.settle([record(prompt=10**9, completion=5)])
+    assert isinstance(await store.limiter.admit("r2", key, DEFAULT, 50, now=NOON + 1800), Refused)
+    assert isinstance(await store.limiter.admit("r3", key, DEFAULT, 50, now=NOON + 2 * 3600), Admitted)
+
+
+@pytest.mark.parametrize("ahead", [60.0, 3600.0, 10 * DAY])
+async def test_a_clock_that_was_ahead_stops_nobody(store: Store, ahead: float) -> None:
+    key = with_limits(requests_per_minute=10, tokens_per_minute=100, tokens_per_day=1000)
+    for n in range(10):
+        await store.limiter.admit(f"early-{n}", key, DEFAULT, 10, now=NOON + ahead)
+    refused = await store.limiter.admit("r1", key, DEFAULT, 10, now=NOON)
+    assert isinstance(refused, Refused) and refused.retry_after == 6
+    assert isinstance(await store.limiter.admit("r2", key, DEFAULT, 10, now=NOON + 7), Admitted)
+    day = [
+        n
+        for n in range(200)
+        if isinstance(
+            await store.limiter.admit(f"late-{n}", key, DEFAULT, 10, now=NOON + 60 * (n + 1)), Admitted
+        )
+    ]
+    assert len(day) == (1000 - 110) // 10  # the day's tokens are those of one day
+
+
+async def test_a_seat_that_comes_free_soon_is_waited_for(store: Store) -> None:
+    limiter, key = Limiter(store.database, "g1", seat_seconds=60.0), with_limits(concurrent=1)
+    assert isinstance(await limiter.admit("r1", key, DEFAULT, 1), Admitted)
+    second = asyncio.ensure_future(limiter.admit("r2", key, DEFAULT, 1))
+    await limiter.ended(["nobody"])
+    assert not second.done()
+    await limiter.ended(["r1"])
+    assert isinstance(await second, Admitted)
+
+
+async def test_a_seat_that_stays_taken_is_refused_and_few_wait_for_it(store: Store) -> None:
+    limiter, key = Limiter(store.database, "g1", seat_seconds=0.2), with_limits(concurrent=1)
+    assert isinstance(await limiter.admit("r1", key, DEFAULT, 1), Admitted)
+    waiting = [asyncio.ensure_future(limiter.admit(f"w{n}", key, DEFAULT, 1)) for n in range(40)]
+    assert all(isinstance(outcome, Refused) for outcome in await asyncio.gather(*waiting))
+    assert seats.MOST_WAITING < 40 and limiter._seats._waiting == {}
+
+
+async def test_a_client_that_leaves_while_it_waits_for_a_seat_takes_none(store: Store) -> None:
+    limiter, key = Limiter(store.database, "g1", seat_seconds=60.0), with_limits(concurrent=1)
+    await limiter.admit("r1", key, DEFAULT, 1)
+    gone = asyncio.ensure_future(limiter.admit("r2", key, DEFAULT, 1))
+    await limiter.ended(["nobody"])
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await limiter.ended(["r1"])
+    assert isinstance(await limiter.admit("r3", key, DEFAULT, 1), Admitted)
+
+
+async def test_what_a_request_left_to_do_keeps_its_seat_when_the_request_ends(store: Store) -> None:
+    key = with_limits(concurrent=1, requests_per_minute=2, tokens_per_minute=1000)
+    worker = Limiter(store.database, "process-1")
+    await store.limiter.admit("r1", key, DEFAULT, 300, now=NOON)
+    assert isinstance(await worker.admit("r1", key, DEFAULT, 300, is_deferred=True, now=NOON), Admitted)
+    await store.limiter.ended(["r1"], now=NOON)  # Envoy's word comes late
+    await store.limiter.release(["r1"], now=NOON)
+    refused = await store.limiter.admit("r2", key, DEFAULT, 1, now=NOON)
+    assert isinstance(refused, Refused) and refused.kind == "concurrent"
+    await worker.ended(["r1"], now=NOON)
+    assert isinstance(await store.limiter.admit("r2", key, DEFAULT, 1, now=NOON), Admitted)
+    await store.limiter.release(["r2"], now=NOON)
+    # A second run is no further request, but needs room.
+    assert isinstance(await worker.admit("r1", key, DEFAULT, 300, is_deferred=True, now=NOON), Admitted)
+    assert isinstance(await store.limiter.admit("r3", key, DEFAULT, 1, now=NOON), Refused)
+    await worker.ended(["r1"], now=NOON)
+    await store.ledger.settle([record(prompt=10, completion=5)])
+    assert await store.remaining(key) == 985
+
+
+async def test_seats_of_a_dead_gateway_come_back_and_those_of_living_ones_stay(store: Store) -> None:
+    key, now = with_limits(concurrent=1), [0.0]
+    dead, living = Limiter(store.database, "dead"), Limiter(store.database, "living")
+    other = replace(with_limits(concurrent=1), id="key-2")
+    await dead.admit("r1", key, DEFAULT, 1)
+    await living.admit("r2", other, DEFAULT, 1)
+    await Holders(store.database, ["dead"]).beat()
+    watcher = Holders(store.database, ["me"], clock=lambda: now[0])
+    alive = Holders(store.database, ["living"])
+    for now[0] in (0.0, 20.0, 40.0):
+        await alive.beat()
+        assert await watcher.beat() == []
+    now[0] = DEAD_SECONDS
+    await alive.beat()
+    assert await watcher.beat() == ["dead"]
+    assert await store.limiter.expire(math.inf, gateway="dead") == 1
+    await watcher.forget("dead")
+    assert await watcher.beat() == []
+    assert isinstance(await store.limiter.admit("r3", key, DEFAULT, 1), Admitted)
+    assert isinstance(await store.limiter.admit("r4", other, DEFAULT, 1), Refused)
+
+
+async def test_seats_of_a_gateway_that_never_beat_come_back_too(store: Store) -> None:
+    now = [0.0]
+    await Limiter(store.database, "of an earlier version").admit("r1", with_limits(concurrent=1), DEFAULT, 1)
+    watcher = Holders(store.database, ["me"], clock=lambda: now[0])
+    assert await watcher.beat() == []
+    now[0] = DEAD_SECONDS
+    assert await watcher.beat() == ["of an earlier version"]
 
 
 async def test_late_record_of_an_expired_request_is_paid(store: Store) -> None:

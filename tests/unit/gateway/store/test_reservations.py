@@ -17,7 +17,7 @@ from harness.gateway_store import DEFAULT, NOON, Store, opened, record, with_lim
 KEY = with_limits(requests_per_minute=1000, tokens_per_minute=10_000, tokens_per_day=10_000, concurrent=10)
 REQUESTS = ("r0", "r1")
 NEWS = st.one_of(
-    st.tuples(st.sampled_from(["ended", "release", "expire"]), st.sampled_from(REQUESTS)),
+    st.tuples(st.sampled_from(["ended", "release", "expire", "again"]), st.sampled_from(REQUESTS)),
     st.builds(
         record,
         request_id=st.sampled_from(REQUESTS),
@@ -38,7 +38,7 @@ def stores() -> Iterator[tuple[Store, Store]]:
             database.close()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(NEWS, max_size=8), st.integers(0, 2))
 def test_counters_contain_what_was_used(
     stores: tuple[Store, Store], news: list[tuple[str, str] | UsageRecord], parts: int
@@ -73,7 +73,11 @@ async def lived(stores: tuple[Store, Store], news: list[tuple[str, str] | UsageR
             await store.limiter.ended([one[1]], now=NOON)
         elif one[0] == "release":
             await store.limiter.release([one[1]], now=NOON)
+        elif one[0] == "again":  # without a client, at this gateway from now on
+            again = await store.limiter.admit(one[1], KEY, DEFAULT, 70, is_deferred=True, now=NOON)
+            assert isinstance(again, Admitted)
         else:
             await store.limiter.expire(NOON + 1, now=NOON)
-    await stores[1].limiter.ended(REQUESTS, now=NOON)
+    for store in stores:
+        await store.limiter.ended(REQUESTS, now=NOON)
     await stores[1].limiter.expire(NOON, now=NOON + RECORD_SECONDS + 1)
