@@ -49,6 +49,8 @@ class FairShares:
         self._asked_at = -math.inf
         self._open: dict[str, tuple[str, str, float]] = {}
         """Tenant, class and beginning of each, the oldest first."""
+        self._without_client: set[str] = set()
+        """Those of `_open` that Envoy does not know."""
         self._in_flight: Counter[str] = Counter()
         self._of_class: Counter[str] = Counter()
         self._seen: OrderedDict[str, float] = OrderedDict()
@@ -111,8 +113,10 @@ class FairShares:
             if not line:
                 self._waiting.pop(tenant, None)
 
-    def enter(self, request_id: str, tenant: str, priority_class: str) -> int:
+    def enter(self, request_id: str, tenant: str, priority_class: str, *, has_client: bool = True) -> int:
         """Count a new request; return its priority: more is sooner."""
+        if not has_client:
+            self._without_client.add(request_id)
         ahead = self._in_flight[tenant]
         self._open[request_id] = tenant, priority_class, self._clock()
         self._in_flight[tenant] += 1
@@ -123,6 +127,7 @@ class FairShares:
 
     def leave(self, request_id: str) -> None:
         """Forget a request that has ended; one that is unknown began before this process did."""
+        self._without_client.discard(request_id)
         found = self._open.pop(request_id, None)
         if found is None:
             return
@@ -148,16 +153,17 @@ class FairShares:
         seconds stay: Envoy's number and ours are not of the same moment.
         """
         old = self._clock() - SETTLED_SECONDS
-        over = len(self._open) - running
-        oldest = itertools.islice(self._open.items(), max(0, over))
+        over = len(self._open) - len(self._without_client) - running
+        of_clients = (item for item in self._open.items() if item[0] not in self._without_client)
+        oldest = itertools.islice(of_clients, max(0, over))
         lost = [request_id for request_id, (_, _, began) in oldest if began < old]
         for request_id in lost:
             self.leave(request_id)
         return lost
 
     def forget(self) -> list[str]:
-        """Forget all requests, as when Envoy was killed; return them."""
-        lost = list(self._open)
+        """Forget all requests of clients, as when Envoy was killed; return them."""
+        lost = [request_id for request_id in self._open if request_id not in self._without_client]
         for request_id in lost:
             self.leave(request_id)
         return lost

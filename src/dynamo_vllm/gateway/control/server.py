@@ -16,6 +16,7 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
+from dynamo_vllm.config import private
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.gateway import ended_requests, tokenize
 from dynamo_vllm.gateway.apis import table as apis
@@ -23,14 +24,17 @@ from dynamo_vllm.gateway.batches.routes import Batches
 from dynamo_vllm.gateway.control import capacity, usage_api
 from dynamo_vllm.gateway.control.app import ControlApp
 from dynamo_vllm.gateway.control.authorization import Authorizer
-from dynamo_vllm.gateway.control.batch_lines import BatchLines
+from dynamo_vllm.gateway.control.deferred_requests import DeferredRequests
+from dynamo_vllm.gateway.control.endings import Endings
 from dynamo_vllm.gateway.control.metrics import Figures
 from dynamo_vllm.gateway.envoy.process import open_requests
 from dynamo_vllm.gateway.fairness import FairShares
+from dynamo_vllm.gateway.heartbeats import Heartbeats
 from dynamo_vllm.gateway.responses.routes import Responses
+from dynamo_vllm.gateway.store.holders import Holders
 from dynamo_vllm.gateway.store.key_ring import KeyRing
 from dynamo_vllm.gateway.store.ledger import Ledger
-from dynamo_vllm.gateway.store.limits import Limiter
+from dynamo_vllm.gateway.store.limits import SEAT_SECONDS, Limiter
 from dynamo_vllm.gateway.transport import Transport
 from dynamo_vllm.serving.tokens.client import TokenWorkers
 
@@ -52,14 +56,20 @@ logger = logging.getLogger(__name__)
 REFRESH_SECONDS = 0.3
 """How often keys are looked up: a revoked one ends within a second."""
 UPKEEP_SECONDS = 10.0
+HOLDER_SECONDS = 5.0
+"""How often a gateway beats, so that its reservations stay."""
 MEASURE_SECONDS = 2.0
 KEPT_DAYS = 35.0
 """How long single requests are kept; the sums stay for good."""
 LONGEST_SECONDS = 86400.0
-"""After so long a reservation belongs to a gateway that is gone with its machine."""
+"""After so long a reservation is given back whose end was lost, though its gateway lives."""
+THREAD_SECONDS = 30.0
+"""How long the database's thread may be silent."""
 BEAT_SECONDS = 2.5
 """How often a gateway says that it runs a batch or a background response; another may after four times."""
 SOCKET, PIPE, ADMIN_SOCKET = "control.sock", "ended.pipe", "envoy-admin.sock"
+NAME = "gateway-name"
+"""The file with the name that holds reservations: it is as old as the pipe, which tells of their ends."""
 
 
 class Control:
@@ -74,11 +84,16 @@ class Control:
         self.shares = FairShares()
         self.ring = KeyRing(database, options.api_key, is_open=options.open)
         self.ledger = Ledger(database)
-        self.limits = Limiter(database, gateway=f"{socket.gethostname()}-{os.getpid()}")
         self.figures = Figures(database, self.shares)
-        self._ended: list[str] = []
-        self._refused: list[str] = []
-        """Ended without an answer: no worker counts tokens of them."""
+        self.heartbeats = Heartbeats()
+        name, process_name = name_of(folder), new_name()
+        self.limits = Limiter(database, name, seat_seconds=SEAT_SECONDS)
+        self._deferred_limits = Limiter(database, process_name)
+        self._holders = Holders(database, (name, process_name))
+        self._endings = Endings(self.limits, name, lambda: self.heartbeats.beat("ends of requests"))
+        self._deferred_endings = Endings(
+            self._deferred_limits, process_name, lambda: self.heartbeats.beat("ends of deferred requests")
+        )
         self._ledger_id = ""
 
     async def run(
@@ -120,7 +135,8 @@ class Control:
             server = Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
             server.on_started = on_ready
             beside = [
-                *(self._refresh(), self._settle_ended(), self._keep_up(), self._measure(frontend, gateways)),
+                *(self._refresh(), self._keep_up(), self._measure(frontend, gateways)),
+                *(self._endings.run(), self._deferred_endings.run(), self._beat()),
                 *(server.serve(sockets), serve_records(self._take)),
             ]
             tasks = [asyncio.ensure_future(one) for one in beside]
@@ -138,7 +154,10 @@ class Control:
         self, frontend: httpx.AsyncClient, lines: httpx.AsyncClient, stack: contextlib.AsyncExitStack
     ) -> Iterator[Route]:
         """Start what keeps responses, files and batches; it ends with the stack."""
-        gate = BatchLines(self.ring, self.limits, self._ledger_id, self._line_has_ended)
+        ended = self._deferred_endings.ended
+        share_cache = self._options.share_cache or self._options.open
+        gates = (self.ring, self._deferred_limits, self._ledger_id, ended)
+        batch_gate = DeferredRequests(*gates, share_cache=share_cache)
         responses = Responses(
             self.database, frontend, days=self._options.responses_days, beat_seconds=BEAT_SECONDS
         )
@@ -146,7 +165,7 @@ class Control:
             self.database,
             frontend,
             self._data,
-            gate,
+            batch_gate,
             apis=lines,
             concurrency=self._options.batch_concurrency,
             busy=self.shares.busy,
@@ -184,6 +203,7 @@ class Control:
 
     async def _refresh(self) -> None:
         while True:
+            self.heartbeats.beat("keys")
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await self.ring.refresh()
@@ -192,32 +212,29 @@ class Control:
 
     def _has_ended(self, request_id: str, status: int) -> None:
         if request_id == ended_requests.RESTARTED:
-            self._ended += self.shares.forget()
+            self.shares.forget()
+            self._endings.all_lost()
             return
         self.figures.count(status)
         self.shares.leave(request_id)
-        (self._refused if 400 <= status < 500 else self._ended).append(request_id)
+        (self._endings.unused if 400 <= status < 500 else self._endings.ended)(request_id)
 
-    def _line_has_ended(self, request_id: str) -> None:
-        self._ended.append(request_id)
-
-    async def _settle_ended(self) -> None:
-        """Give back what requests had reserved and did not use."""
+    async def _beat(self) -> None:
+        """Show other gateways that this one lives, and give back what dead ones had reserved."""
         while True:
-            await asyncio.sleep(REFRESH_SECONDS)
-            ended, self._ended = self._ended, []
-            refused, self._refused = self._refused, []
+            self.heartbeats.beat("beats", HOLDER_SECONDS)
             try:
-                if ended:
-                    await self.limits.ended(ended)
-                if refused:
-                    await self.limits.release(refused)
+                for name in await self._holders.beat():
+                    logger.warning("gateway %s is gone; its reservations are given back", name)
+                    await self._deferred_limits.lose(name)
+                    await self._holders.forget(name)
             except Exception as exc:
-                self._ended, self._refused = ended + self._ended, refused + self._refused
-                logger.warning("ended requests could not be settled: %s", exc)
+                logger.warning("beats of gateways could not be written: %s", exc)
+            await asyncio.sleep(HOLDER_SECONDS)
 
     async def _keep_up(self) -> None:
         while True:
+            self.heartbeats.beat("upkeep", UPKEEP_SECONDS)
             await asyncio.sleep(UPKEEP_SECONDS)
             try:
                 await self.limits.expire(time.time() - LONGEST_SECONDS)
@@ -230,11 +247,13 @@ class Control:
         transport = httpx.AsyncHTTPTransport(uds=str(self._folder / ADMIN_SOCKET))
         async with httpx.AsyncClient(transport=transport, base_url="http://envoy", timeout=5.0) as envoy:
             while True:
+                self.heartbeats.beat("measurements", MEASURE_SECONDS)
                 with contextlib.suppress(httpx.HTTPError):
                     if (slots := await capacity.slots(frontend)) is not None:
                         self.shares.slots = slots / max(1, gateways())
                 with contextlib.suppress(httpx.HTTPError, ValueError):
-                    self._ended += self.shares.forget_lost(await open_requests(envoy))
+                    for request_id in self.shares.forget_lost(await open_requests(envoy)):
+                        self._endings.ended(request_id)
                 self.shares.let_in()
                 await asyncio.sleep(MEASURE_SECONDS)
 
@@ -243,6 +262,21 @@ class Control:
         ours = [index for index, record in enumerate(records) if record.ledger_id == self._ledger_id]
         await self.ledger.settle([records[index] for index in ours])
         return ours
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of the gateway with this folder; the first control app there chooses it."""
+    path = folder / NAME
+    with contextlib.suppress(FileNotFoundError):
+        if name := path.read_text():
+            return name
+    name = new_name()
+    private.write(path, name)
+    return name
+
+
+def new_name() -> str:
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
 
 
 async def ledger_id_of(database: Database) -> str:

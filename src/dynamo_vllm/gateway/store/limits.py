@@ -22,7 +22,7 @@ from dynamo_vllm.gateway.store.reservations import Reservation
 from dynamo_vllm.gateway.store.seats import Seats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dynamo_vllm.gateway.database import Database, Transaction
     from dynamo_vllm.gateway.store.buckets import Counter
@@ -184,16 +184,23 @@ class Limiter:
                 raise result
             self._seats.free(result)
 
+    async def lose(self, gateway: str, seconds_ago: float = 0.0) -> int:
+        """Release what a gateway held some seconds ago: it is dead, or its Envoy was killed."""
+        return await self._expire(lambda t: _expire_some(t, t.now() - seconds_ago, gateway, t.now()))
+
     async def expire(self, older_than: float, *, gateway: str | None = None, now: float | None = None) -> int:
         """Release reservations from before a time whose gateway or worker has died, and return how many.
 
         Only those of one gateway if it is named: a gateway that starts again knows that its old ones are
         over. Requests that ended are released after `RECORD_SECONDS` without a record.
         """
+        return await self._expire(
+            lambda t: _expire_some(t, older_than, gateway, t.now() if now is None else now)
+        )
+
+    async def _expire(self, some: Callable[[Transaction], int]) -> int:
         count = 0
-        while closed := await self._database.run(
-            lambda t: _expire_some(t, older_than, gateway, t.now() if now is None else now), exclusive=True
-        ):
+        while closed := await self._database.run(some, exclusive=True):
             count += closed
         if count:
             logger.info("%d reservations without an end were released", count)
