@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dynamo_vllm.models.tiny import make_tiny_model
 from faults import page
-from faults.attacks import clients, guides, machine, neighbours
+from faults.attacks import clients, gateway, guides, machine, neighbours
 from faults.failures import (
     engines,
     handover,
@@ -32,7 +32,7 @@ from faults.failures import (
 )
 from faults.scenario import Fault, Result, Run, Scenario, Sites
 
-ATTACKS = (clients, guides, neighbours, machine)
+ATTACKS = (clients, guides, neighbours, machine, gateway)
 FAILURES = (workers, engines, leaving, overload, handover, operating, network, planes, surroundings, soak)
 SCENARIOS: dict[str, Scenario | Fault] = {
     scenario.name: scenario for family in (*ATTACKS, *FAILURES) for scenario in family.SCENARIOS

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.gateway.database import Database, Transaction
 
-DEAD_SECONDS = 45.0
+DEAD_SECONDS = 30.0
 """A holder of reservations that has not beaten for so long is dead."""
 _BEAT = (
     "INSERT INTO gateway_holders (name, beat) VALUES (?, ?)"
