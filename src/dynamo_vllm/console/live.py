@@ -12,7 +12,9 @@ from starlette.responses import StreamingResponse
 from dynamo_vllm.console.replies import ConsoleError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
+
+    from starlette.types import Receive, Scope, Send
 
 MOST_PAGES = 32
 MOST_WAITING = 64
@@ -90,35 +92,47 @@ class Hub:
     def response(
         self, is_allowed: Callable[[], bool] = lambda: True, beat_seconds: float = BEAT_SECONDS
     ) -> StreamingResponse:
-        """Return the answer for a page that opens now; it ends when it is no longer allowed."""
+        """Admit a page that opens now and return its answer, which ends when it is no longer allowed."""
         if len(self._pages) >= MOST_PAGES:
             raise ConsoleError(503, f"{MOST_PAGES} pages are open already", "close some")
-        return StreamingResponse(
-            self._events(is_allowed, beat_seconds),
-            media_type="text/event-stream",
-            headers={"x-accel-buffering": "no"},
-        )
-
-    async def _events(self, is_allowed: Callable[[], bool], beat_seconds: float) -> AsyncIterator[bytes]:
         page = Page()
-        self._pages.add(page)
-        try:
-            for event, kept in self._kept.items():
-                page.put(b"".join(encoded(event, value) for value in kept))
-            self.on_watch()
-            yield BEAT  # so that the page knows that it is connected
-            while not page.is_closed:
-                events = await page.next(beat_seconds)
-                if not is_allowed():
-                    return
-                yield events
-        finally:
-            self._pages.discard(page)
+        self._pages.add(page)  # pages that open at the same moment count each other
+        for event, values in self._kept.items():
+            page.put(b"".join(encoded(event, value) for value in values))
+        self.on_watch()
+        return _PageStream(_events(page, is_allowed, beat_seconds), lambda: self._pages.discard(page))
 
     def close(self) -> None:
         """End all streams."""
         for page in self._pages:
             page.close()
+
+
+async def _events(
+    page: Page, is_allowed: Callable[[], bool], beat_seconds: float
+) -> AsyncGenerator[bytes, None]:
+    yield BEAT  # so that the page knows that it is connected
+    while not page.is_closed:
+        events = await page.next(beat_seconds)
+        if not is_allowed():
+            return
+        yield events
+
+
+class _PageStream(StreamingResponse):
+    """Gives the place of its page back, also if the client left before the first byte."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], leave: Callable[[], None]) -> None:
+        super().__init__(events, headers={"x-accel-buffering": "no"})
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
 
 
 class Collector:

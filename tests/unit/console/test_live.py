@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from dynamo_vllm.console import live
 from dynamo_vllm.console.live import BEAT, Collector, Hub
 from dynamo_vllm.console.replies import ConsoleError
+
+SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
 
 def opened(hub: Hub, beat_seconds: float = 60.0) -> AsyncIterator[bytes]:
@@ -54,19 +57,25 @@ async def test_quiet_stream_shows_that_it_lives() -> None:
     assert [await anext(page) for _ in range(3)] == [BEAT] * 3
 
 
-async def test_closed_page_is_forgotten_and_closing_ends_all() -> None:
+async def test_closing_ends_all_and_their_places_are_free() -> None:
     hub = Hub()
-    page, other = opened(hub), opened(hub)
-    await anext(page)
-    await anext(other)
-    await page.aclose()  # type: ignore[attr-defined]
-    assert hub.is_watched
-    waiting = asyncio.ensure_future(anext(other, None))
-    await asyncio.sleep(0)
+    sent: list[Any] = []
+    begun = asyncio.Event()
+
+    async def stays() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        begun.set()
+
+    pages = [asyncio.ensure_future(hub.response()(SCOPE, stays, send)) for _ in range(3)]
+    await begun.wait()
+    was_watched = hub.is_watched
     hub.close()
-    assert await waiting == b""
-    assert await anext(other, None) is None
-    assert not hub.is_watched
+    await asyncio.gather(*pages)
+    assert (was_watched, hub.is_watched) == (True, False)
+    assert sum(not message.get("more_body", True) for message in sent) == 3, "each answer has its end"
 
 
 async def test_stream_ends_with_the_login_of_its_page() -> None:
@@ -77,17 +86,49 @@ async def test_stream_ends_with_the_login_of_its_page() -> None:
     assert await anext(page) == b"event: sample\ndata: 1\n\n"
     logged_in[0] = False
     hub.publish("sample", 2)
-    assert await anext(page, None) is None and not hub.is_watched
+    assert await anext(page, None) is None
 
 
-async def test_pages_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "MOST_PAGES", 1)
-    full = Hub()
-    kept = opened(full)
-    await anext(kept)
+async def test_pages_that_open_at_once_have_the_same_bound() -> None:
+    hub = Hub()
+    for _ in range(live.MOST_PAGES):
+        hub.response()  # admitted; nothing of it is sent yet
     with pytest.raises(ConsoleError) as refused:
-        full.response()
+        hub.response()
     assert refused.value.status == 503
+
+
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+async def test_page_that_leaves_before_the_first_byte_gives_its_place_back(spec_version: str) -> None:
+    hub = Hub()
+    scope = {"type": "http", "asgi": {"spec_version": spec_version}}
+
+    async def has_left() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        raise OSError("the connection is closed")
+
+    page = hub.response()
+    was_watched = hub.is_watched
+    with pytest.raises((ClientDisconnect, OSError)):
+        await page(scope, has_left, send)
+    assert (was_watched, hub.is_watched) == (True, False)
+
+
+async def test_page_whose_task_is_cancelled_before_the_first_byte_gives_its_place_back() -> None:
+    hub = Hub()
+    sending = asyncio.Event()
+
+    async def never(*_: Any) -> Any:
+        sending.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(hub.response()(SCOPE, never, never))
+    await sending.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not hub.is_watched
 
 
 async def test_rows_that_come_together_are_sent_together_and_only_the_newest(
