@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dynamo_vllm.console.logins import MOST_LOGINS_OF_CLIENT
 from harness import gateway as gateways
 from harness.gateway import Gateway
 from harness.processes import free_port
@@ -149,6 +151,26 @@ def test_on_loopback_one_logs_in_too(behind: Behind) -> None:
     assert told[-1] == 429
     # Who comes through the gateway has an address, which no client can choose.
     assert behind.browser().post("api/login", {"token": "x"}, **spoofed).status_code == 401
+
+
+def test_slow_logins_of_others_keep_no_operator_out(behind: Behind, operator: Browser) -> None:
+    url = httpx.URL(behind.gateway.url)
+    host = url.netloc.decode()
+    head = f"POST /console/api/login HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\nX-Console: 1\r\n"
+    with contextlib.ExitStack() as slow:
+        opened = []
+        for number in range(300):
+            source = (f"127.0.{1 + number // 200}.{1 + number % 200}", 0)
+            opened.append(socket.create_connection((url.host, url.port), 60, source))
+            slow.enter_context(opened[-1])
+            opened[-1].sendall(f"{head}Content-Length: 30\r\n\r\n{{".encode())
+        first = [connection.recv(12) for connection in opened[:-MOST_LOGINS_OF_CLIENT]]
+        assert first == [b"HTTP/1.1 429"] * len(first)
+        for _ in range(8):
+            assert operator.get("api/overview").status_code == 200
+            assert operator.act("keys_list")["keys"]
+            assert behind.browser().login(behind.admin).status_code == 200
+            assert behind.browser().get("").status_code == 200
 
 
 def test_revoked_key_ends_its_sessions(behind: Behind) -> None:

@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dynamo_vllm import __version__
-from dynamo_vllm.config.runtime_env import LOOPBACK_HOSTS
 from dynamo_vllm.console.actions import Asked
 from dynamo_vllm.console.data.bench import BenchRequest
 from dynamo_vllm.console.data.history import ITL_SECONDS, KEPT_SECONDS, TTFT_SECONDS
 from dynamo_vllm.console.data.logs import LogQuery
+from dynamo_vllm.console.logins import LOGIN_BYTES, Logins
 from dynamo_vllm.console.passing import MOST_UPLOADS, passed_on
 from dynamo_vllm.console.replies import (
     JSON,
@@ -33,7 +33,7 @@ from dynamo_vllm.console.replies import (
     whole_number,
 )
 from dynamo_vllm.console.security import Guard, headers_of, session_of
-from dynamo_vllm.console.sessions import SESSION_SECONDS, Sessions
+from dynamo_vllm.console.sessions import SESSION_SECONDS, Sessions, is_this_machine
 from dynamo_vllm.gateway.identity import CLIENT
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ class Routes:
         self._parts = parts
         self._sessions = sessions
         self._assets = read_assets()
+        self._logins = Logins()
         self._reading_logs = asyncio.Lock()
         """One page at a time: a filter that finds little reads megabytes."""
         self._uploads = asyncio.Semaphore(MOST_UPLOADS)
@@ -190,10 +191,10 @@ class Routes:
         return session_of(headers_of(request.scope), self._parts.settings)
 
     async def login(self, request: Request) -> Response:
-        asked = await decoded(request, dict[str, str])
+        client = self._client(request)
+        secret = await self._logins.run(client, lambda: self._opened(request, client))
         answer = reply({"logged_in": True})
-        if self._parts.settings.needs_login:
-            secret = await self._sessions.open(asked.get("token", ""), self._client(request))
+        if secret is not None:
             answer.set_cookie(
                 self._parts.settings.cookie,
                 secret,
@@ -205,6 +206,13 @@ class Routes:
             )
         return answer
 
+    async def _opened(self, request: Request, client: str) -> str | None:
+        """Return the secret of a new session; None where nobody needs one."""
+        login = await decoded(request, dict[str, str], LOGIN_BYTES)
+        if not self._parts.settings.needs_login:
+            return None
+        return await self._sessions.open(login.get("token", ""), client)
+
     def _client(self, request: Request) -> str:
         """Return the address of the client, which the gateway tells of its own; nothing for this machine.
 
@@ -213,7 +221,7 @@ class Routes:
         if self._parts.settings.is_behind_gateway:
             return request.headers.get(CLIENT, "")
         address = "" if request.client is None else request.client.host
-        return "" if address in LOOPBACK_HOSTS else address
+        return "" if is_this_machine(address) else address
 
     async def logout(self, request: Request) -> Response:
         self._sessions.close(self._session(request))

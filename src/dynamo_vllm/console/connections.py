@@ -1,4 +1,4 @@
-"""Closes connections on which no request comes."""
+"""Closes connections on which no request comes, and that of many which waits longest for one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     import asyncio
 
 HEAD_SECONDS = 15.0
+MOST_CONNECTIONS = 512
+"""Beyond it one that waits for a request is closed for each that comes."""
+FRESH_SECONDS = 0.1
+"""Of many that come at the same moment none has been read yet, so none of them is closed."""
 
 
 class Connection(H11Protocol):
@@ -19,25 +23,47 @@ class Connection(H11Protocol):
     """
 
     _closing: asyncio.TimerHandle | None = None
+    _waits_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._waits_since = self.loop.time()
         self._expect_request()
+        self._make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._expect_request()
 
+    def on_response_complete(self) -> None:
+        self._waits_since = self.loop.time()
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         super().connection_lost(exc)
 
+    @property
+    def _waits_for_request(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
     def _expect_request(self) -> None:
         """Close the connection soon, unless a request is being answered."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._waits_for_request:
             self._stop()
         elif self._closing is None:
             self._closing = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest: whoever has a request sends it at once."""
+        if len(self.connections) <= MOST_CONNECTIONS:
+            return
+        ours = (other for other in self.connections if isinstance(other, Connection))
+        waiting = (other for other in ours if other._waits_for_request)  # this one too
+        oldest = min(waiting, key=lambda other: other._waits_since)
+        if self._waits_since - oldest._waits_since > FRESH_SECONDS:
+            self.connections.discard(oldest)  # its end is noticed later, and others come before
+            oldest.transport.abort()  # a client that does not read would hold up a close
 
     def _stop(self) -> None:
         if self._closing is not None:

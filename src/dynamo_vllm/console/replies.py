@@ -6,9 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
 T = TypeVar("T")
@@ -21,11 +24,14 @@ BODY_SECONDS = 30.0
 class ConsoleError(Exception):
     """A request that is not answered; the message and the fix are shown to the user."""
 
-    def __init__(self, status: int, message: str, fix: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, fix: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.fix = fix
+        self.headers = dict(headers or {})
 
     def body(self) -> bytes:
         return msgspec.json.encode({"error": {"message": self.message, "fix": self.fix}})
@@ -37,13 +43,13 @@ def reply(value: object, status: int = 200) -> Response:
 
 def refused(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, ConsoleError)
-    return Response(exc.body(), exc.status, media_type=JSON)
+    return Response(exc.body(), exc.status, exc.headers, JSON)
 
 
 async def read_body(request: Request, limit: int = BODY_BYTES, seconds: float = BODY_SECONDS) -> bytes:
     """Return the body; raise for one that is longer than the limit, or does not come in time."""
     length = request.headers.get("content-length", "0")
-    if not length.isdigit() or int(length[:18]) > limit:
+    if not length.isdecimal() or int(length[:18]) > limit:
         raise _too_long(limit)
     parts: list[bytes] = []
     size = 0
@@ -58,6 +64,8 @@ async def read_body(request: Request, limit: int = BODY_BYTES, seconds: float = 
         raise ConsoleError(
             408, f"the request was not complete after {seconds:.0f} s", "send it again"
         ) from None
+    except ClientDisconnect:
+        raise ConsoleError(499, "the client has left before the request was complete") from None
     return b"".join(parts)
 
 
@@ -65,9 +73,9 @@ def _too_long(limit: int) -> ConsoleError:
     return ConsoleError(413, f"the request is longer than {limit >> 10} KiB", "send less at once")
 
 
-async def decoded(request: Request, shape: type[T]) -> T:
+async def decoded(request: Request, shape: type[T], limit: int = BODY_BYTES) -> T:
     """Return the body in its shape; raise for another one."""
-    body = await read_body(request)
+    body = await read_body(request, limit)
     try:
         return msgspec.json.decode(body or b"{}", type=shape)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 30
+MOST_AT_ONCE = 1024
+"""Connections and requests of one server; more than `MOST_CONNECTIONS` are there only as they come."""
 COLLECT_AFTER = (20_000, 20, 20)
 """New objects until the youngest are looked through, and how often that is until older ones are."""
 LOOKS = ("keys_list", "usage")
@@ -208,7 +210,7 @@ def config_of(made: ASGIApp) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=END_SECONDS,
-        limit_concurrency=256,
+        limit_concurrency=MOST_AT_ONCE,
         h11_max_incomplete_event_size=64 << 10,
         http=Connection,
         ws="none",

@@ -106,7 +106,7 @@ class Sessions:
         if not self._is_token(given):
             try:
                 digest = await self._admin_key(given)
-            except ConsoleError:  # nobody could tell whether it was wrong
+            except (ConsoleError, asyncio.CancelledError):  # nobody could tell whether it was wrong
                 self._forgive(attempt)
                 raise
             if digest is None:
@@ -157,9 +157,26 @@ class Sessions:
 
 
 def network_of(client: str) -> str:
-    """Return what stands for a client: its address, of IPv6 the network that one household has."""
+    """Return what stands for a client: its address, of IPv6 the network that one household has.
+
+    Whoever is on this machine can send from each of its 16 million addresses 127.0.0.0/8.
+    """
+    address = _address(client)
+    if address is None:
+        return client
+    bits = 64 if address.version == 6 else 8 if address.is_loopback else 32
+    return str(ipaddress.ip_network((address, bits), strict=False))
+
+
+def is_this_machine(client: str) -> bool:
+    address = _address(client)
+    return address is not None and address.is_loopback
+
+
+def _address(client: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(client)
     except ValueError:
-        return client
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else client
+        return None
+    # A server on :: sees clients of IPv4 so; as a network of IPv6 they would be one.
+    return getattr(address, "ipv4_mapped", None) or address

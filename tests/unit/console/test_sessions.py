@@ -70,6 +70,47 @@ async def test_one_client_does_not_lock_out_another() -> None:
     assert await refusal(sessions, "token", "10.0.0.1") == 429
 
 
+@pytest.mark.parametrize(
+    ("client", "other"),
+    [("127.0.0.1", "127.9.9.9"), ("::ffff:127.0.0.1", "127.0.0.1"), ("2001:db8::1", "2001:db8::2")],
+)
+def test_addresses_that_one_client_has_are_counted_together(client: str, other: str) -> None:
+    assert module.network_of(client) == module.network_of(other)
+
+
+def test_addresses_of_ipv4_are_counted_apart_by_a_server_on_ipv6() -> None:
+    assert module.network_of("::ffff:192.0.2.1") == module.network_of("192.0.2.1")
+    assert module.network_of("::ffff:192.0.2.1") != module.network_of("::ffff:192.0.2.2")
+
+
+@pytest.mark.parametrize(
+    ("client", "is_here"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.2.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+    ],
+)
+def test_clients_of_this_machine_have_no_address(client: str, is_here: bool) -> None:
+    assert module.is_this_machine(client) is is_here
+
+
+async def test_login_that_was_ended_early_does_not_count_as_wrong() -> None:
+    class Hanging(NoDatabase):
+        async def refresh(self) -> None:
+            await asyncio.Event().wait()
+
+    sessions = Sessions("token", Hanging())
+    for _ in range(2 * module.WRONG_TOKENS):
+        task = asyncio.ensure_future(sessions.open("a key"))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert await refusal(sessions, "token") is None
+
+
 class NoDatabase:
     """Keys of a gateway whose database is away."""
 

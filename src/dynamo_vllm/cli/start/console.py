@@ -13,6 +13,7 @@ from dynamo_vllm.cli.running import deployment
 from dynamo_vllm.config import build, checks, planes, runtime_env
 from dynamo_vllm.config.options import ConsoleOptions
 from dynamo_vllm.errors import ConfigError
+from dynamo_vllm.serving import descriptors
 from dynamo_vllm.supervise.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     threads = 4 if options.request_plane == "nats" else 1
     runtime_env.export_caller(options, environment, threads)
     silence_runtime(environment)
+    descriptors.raise_limit()
     return run_to_exit(run(options, environment, folder, named))
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 CONSOLE = "console"
 PATH = "/console/"
-MOST_REQUESTS = 256
+MOST_REQUESTS = 512
+"""The console answers at once whoever has no login, so only many of them at the same moment are as many."""
 IDLE_SECONDS = 1800.0
 """A restart that somebody asked for says nothing while a model is loaded."""
 REMOVED = ("x-api-key", "proxy-authorization")
