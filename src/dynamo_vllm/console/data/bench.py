@@ -29,7 +29,8 @@ _RUN = (
 MOST_ROWS = 600
 REPORT_BYTES = 16 << 20
 STOP_SECONDS = 10.0
-_CONCURRENCY = re.compile(r"\d{1,5}(,\d{1,5}){0,9}")
+MOST_NAME_CHARACTERS = 1000
+_CONCURRENCY = re.compile(r"[0-9]{1,5}(,[0-9]{1,5}){0,9}")
 
 
 class BenchRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,6 +57,10 @@ class BenchRequest(msgspec.Struct, forbid_unknown_fields=True):
                 raise ConsoleError(400, f"{name} must be from 1 to {most}")
         if not self.model or self.model.startswith("-"):
             raise ConsoleError(400, "give the name of a model")
+        if len(self.model) > MOST_NAME_CHARACTERS or not self.model.isprintable():
+            raise ConsoleError(
+                400, f"the name of a model has at most {MOST_NAME_CHARACTERS} characters that can be printed"
+            )
 
     def words(self, url: str) -> list[str]:
         words = [url, f"--model={self.model}", f"--concurrency={self.concurrency}"]

@@ -110,12 +110,17 @@ async def test_failure_is_said_in_its_own_words() -> None:
         BenchRequest(model="m", requests=1, input_tokens=-1),
         BenchRequest(model="--json", requests=1),
         BenchRequest(model="", requests=1),
+        BenchRequest(model="a\0b", requests=1),
+        BenchRequest(model="m" * 2000, requests=1),
+        BenchRequest(model="m", requests=1, concurrency="\u0663"),
     ],
 )
 async def test_what_cannot_run_is_refused(asked: BenchRequest) -> None:
+    told = Told(REPORT)
     with pytest.raises(ConsoleError) as refused:
-        await Told(REPORT).bench.start(asked)
+        await told.bench.start(asked)
     assert refused.value.status == 400
+    assert told.bench.state()["state"] == "idle", "the next one can run"
 
 
 @pytest.mark.parametrize("line", ["warming up", '{"message": "x"}', "[1]", "error: 5 s", "{"])
