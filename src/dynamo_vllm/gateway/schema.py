@@ -113,6 +113,7 @@ USAGE = (
         completion_tokens BIGINT NOT NULL,
         PRIMARY KEY (day, key, tenant, model)
     )""",
+    "CREATE INDEX IF NOT EXISTS gateway_usage_tenant ON gateway_usage (tenant, day)",
     """CREATE TABLE IF NOT EXISTS gateway_usage_totals (
         tenant TEXT PRIMARY KEY,
         requests BIGINT NOT NULL,

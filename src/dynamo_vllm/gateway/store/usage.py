@@ -32,18 +32,32 @@ class Usage:
 
 
 def usage(
-    since: float, until: float, by: Sequence[str] = ("tenant",)
+    since: float,
+    until: float,
+    by: Sequence[str] = ("tenant",),
+    *,
+    tenant: str | None = None,
+    limit: int | None = None,
 ) -> Callable[[Transaction], list[Usage]]:
-    """Sum up whole UTC days: from that of `since` up to, but not including, a day that begins at `until`."""
+    """Sum up whole UTC days: from that of `since` up to, but not including, a day that begins at `until`.
+
+    With a tenant only its rows are read; with a limit only so many sums are returned, the oldest days first.
+    """
     columns = [name for name in GROUPS if name in by]
     named = ", ".join(columns)
     sql = f"SELECT {_SUMMED}{', ' if columns else ''}{named} FROM gateway_usage WHERE day >= ? AND day < ?"
+    values: list[object] = [day_of(since), -(-int(until) // DAY)]
+    if tenant is not None:
+        sql += " AND tenant = ?"
+        values.append(tenant)
     if columns:
         sql += f" GROUP BY {named} ORDER BY {named}"
-    days = day_of(since), -(-int(until) // DAY)
+    if limit is not None:
+        sql += " LIMIT ?"
+        values.append(limit)
 
     def work(t: Transaction) -> list[Usage]:
-        rows = [row for row in t.all(sql, *days) if row[0] is not None]  # no rows have no sum
+        rows = [row for row in t.all(sql, *values) if row[0] is not None]  # no rows have no sum
         return [Usage(Sums(*map(int, row[:4])), **dict(zip(columns, row[4:], strict=True))) for row in rows]
 
     return work
