@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway import cost, identity
 from dynamo_vllm.gateway.envoy import config, routes
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.store.key_ring import NoKey
@@ -107,25 +107,43 @@ class Authorizer:
 
     async def check_body(self, path: str, headers: Mapping[str, str]) -> dict[str, str]:
         """Decide about the model, and take what the request may use from the key's limits."""
-        key = self._ring.key(headers.get(identity.KEY, ""))
-        if key is None:
-            raise unauthorized(f"the API key {NoKey.UNKNOWN.value}", "invalid_api_key")
+        self.check_model(headers)
+        return await self.check_limits(path, headers)
+
+    def check_model(self, headers: Mapping[str, str]) -> None:
+        """Refuse a model that the key is not for."""
+        key = self._known_key(headers)
         model = headers.get(identity.MODEL, "")
         if not key.scopes.allow_model(model):
-            asked = f"the model {model!r}" if model else "a request without a model"
+            subject = f"the model {model!r}" if model else "a request without a model"
             raise GatewayError(
                 403,
-                f"the key {key.prefix} may not use {asked}; it may use {', '.join(key.scopes.models)}",
+                f"the key {key.prefix} may not use {subject}; it may use {', '.join(key.scopes.models)}",
                 parameter="model",
                 code="model_not_allowed",
             )
-        tokens = reserved_tokens(headers) if routes.costs_tokens(path) else 0
+
+    async def check_limits(
+        self, path: str, headers: Mapping[str, str], size: cost.Size | None = None
+    ) -> dict[str, str]:
+        """Reserve what the request may use; without a size it follows from what Envoy has read."""
+        key = self._known_key(headers)
+        tokens = cost.worst_case(path, size) if size is not None else reserved_tokens(headers)
         outcome = await self._limits.admit(
-            headers.get(identity.REQUEST, ""), key, self._ring.tenant(key.tenant), tokens
+            headers.get(identity.REQUEST, ""),
+            key,
+            self._ring.tenant(key.tenant),
+            tokens if routes.costs_tokens(path) else 0,
         )
         if isinstance(outcome, Refused):
             raise outcome.error()
         return outcome.headers()
+
+    def _known_key(self, headers: Mapping[str, str]) -> Key:
+        key = self._ring.key(headers.get(identity.KEY, ""))
+        if key is None:
+            raise unauthorized(f"the API key {NoKey.UNKNOWN.value}", "invalid_api_key")
+        return key
 
 
 async def unless(event: Awaitable[None], step: Awaitable[None]) -> None:
