@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
+import select
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -456,6 +459,42 @@ def test_model_and_limits_of_a_key_hold_for_uploads(gate: Running, speech: Path)
     assert (refused.status_code, error(refused)["code"]) == (403, "model_not_allowed")
     assert upload(gate, few).headers["x-ratelimit-limit-requests"] == "1"
     assert upload(gate, few).status_code == 429
+
+
+@contextlib.contextmanager
+def begun_uploads(gate: Running, secret: str, count: int) -> Iterator[list[socket.socket]]:
+    """Forms that declare the largest file and do not come."""
+    url = httpx.URL(gate.url)
+    lines = [
+        *("POST /v1/audio/transcriptions HTTP/1.1", f"Host: {url.netloc.decode()}", f"X-Api-Key: {secret}"),
+        *("Content-Type: multipart/form-data; boundary=x", f"Content-Length: {FILE_BYTES}", "", "--x\r\n"),
+    ]
+    with contextlib.ExitStack() as opened:
+        begun = []
+        for _ in range(count):
+            begun.append(opened.enter_context(socket.create_connection((url.host, url.port), 60)))
+            begun[-1].sendall("\r\n".join(lines).encode())
+        yield begun
+
+
+def test_limits_of_a_key_hold_before_its_form_comes(gate: Running, speech: Path) -> None:
+    _, few = gate.key("slow-few", tenant="few", limits=Limits(requests_per_minute=1))
+    until("the key", lambda: gate.get("/v1/models", few).status_code == 200)
+    with begun_uploads(gate, few, 2) as begun:
+        answered, _, _ = select.select(begun, [], [], 60)
+        assert [connection.recv(12) for connection in answered] == [b"HTTP/1.1 429"]
+
+
+def test_forms_of_one_tenant_that_do_not_come_keep_no_other_out(gate: Running, speech: Path) -> None:
+    _, slow = gate.key("slow", tenant="slow")
+    _, other = gate.key("prompt", tenant="prompt")
+    until("the keys", lambda: gate.get("/v1/models", other).status_code == 200)
+    with begun_uploads(gate, slow, 100) as begun:
+        refused, _, _ = select.select(begun, [], [], 60)
+        assert {connection.recv(12) for connection in refused} == {b"HTTP/1.1 429"}
+        for _ in range(5):
+            answer = upload(gate, other, size=FILE_BYTES)
+            assert answer.status_code == 200, answer.text
 
 
 def test_worker_for_speech_knows_who_pays(gate: Running, speech: Path) -> None:

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     import httpx
     from starlette.routing import Route
 
-    from dynamo_vllm.gateway.apis.transcription import Admit
+    from dynamo_vllm.gateway.control.authorization import Authorizer
     from dynamo_vllm.serving.calls.directory import Directory
 
 
-def routes(frontend: httpx.AsyncClient, directory: Directory, admit: Admit) -> list[Route]:
+def routes(frontend: httpx.AsyncClient, directory: Directory, authorizer: Authorizer) -> list[Route]:
     """`directory` is open as long as the routes are used."""
     workers = Workers(Caller(directory))
     return [
         *rerank.routes(workers),
         *scores.routes(workers),
         *embeddings.routes(workers),
-        *Transcription(workers, admit).routes(),
+        *Transcription(workers, authorizer.check_limits, authorizer.check_model).routes(),
         *Models(frontend, directory).routes(),
     ]

@@ -12,13 +12,14 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway import identity, uploads
 from dynamo_vllm.gateway.apis import transcripts
 from dynamo_vllm.gateway.apis.calls import missing
 from dynamo_vllm.gateway.apis.transcripts import FORMATS, STREAMED, VERBOSE, Ending, Transcript
+from dynamo_vllm.gateway.apis.upload_room import RETRY, SHARE, UploadRoom
 from dynamo_vllm.gateway.exchange import answered, too_long, while_connected
 from dynamo_vllm.gateway.replies import GatewayError
-from dynamo_vllm.gateway.uploads import receive
+from dynamo_vllm.gateway.tenant_slots import TenantSlots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -30,17 +31,18 @@ if TYPE_CHECKING:
     from dynamo_vllm.gateway.uploads import Received
     from dynamo_vllm.serving.calls.caller import Chunk
 
-    Admit = Callable[[str, Mapping[str, str]], Awaitable[dict[str, str]]]
+    CheckLimits = Callable[[str, Mapping[str, str]], Awaitable[dict[str, str]]]
+    CheckModel = Callable[[Mapping[str, str]], None]
     Events = AsyncGenerator[Chunk, None]
 
 TASKS = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 API = "transcriptions"
 """What a worker must offer."""
 FILE_BYTES = 25 << 20
-FORM_BYTES = 64 << 10
-"""What a form may have beside the file."""
 HELD_BYTES = 512 << 20
-"""Of files that are being received or sent to workers; further ones are told to come again."""
+"""Of files that have come, until they are answered; further ones are told to come again."""
+MOST_UPLOADS = 64
+"""Forms that come at the same time; one tenant has at most three quarters."""
 COPIES = 3
 """The file itself, its text in base64, and that text as a message."""
 GRANULARITIES = ("segment", "word")
@@ -80,65 +82,85 @@ class Asked:
 class Transcription:
     """The routes and what they need."""
 
-    def __init__(self, workers: Workers, admit: Admit, *, held_bytes: int = HELD_BYTES) -> None:
-        """`admit` decides about a request of which Envoy has not seen the model; it raises GatewayError."""
+    def __init__(
+        self,
+        workers: Workers,
+        check_limits: CheckLimits,
+        check_model: CheckModel,
+        *,
+        held_bytes: int = HELD_BYTES,
+    ) -> None:
+        """The checks raise GatewayError; Envoy cannot read a form, so nobody has asked them yet."""
         self._workers = workers
-        self._admit = admit
-        self._room = held_bytes
+        self._check_limits = check_limits
+        self._check_model = check_model
+        self.room = UploadRoom(held_bytes)
+        self.slots = TenantSlots(lambda: MOST_UPLOADS, share=SHARE)
 
     def routes(self) -> list[Route]:
         return [Route(path, answered(self._answer), methods=["POST"]) for path in TASKS]
 
     async def _answer(self, request: Request) -> Response:
+        size = declared_size(request)
+        headers = {name: request.headers.get(name, "") for name in (identity.KEY, identity.REQUEST)}
+        # Before the form, which a client may send slowly. A file's bytes are not its tokens.
+        limits = await self._check_limits(request.url.path, headers)
         async with contextlib.AsyncExitStack() as open_until_answered:
-            asked, body = await self._read(request, open_until_answered)
-            limits = await self._admit(request.url.path, self._for_check(request, asked))
+            tenant = identity.caller_of(request.headers).tenant
+            grow = open_until_answered.enter_context(self.room.growing(tenant))
+            with self._uploading(tenant):
+                fields, body = await self._read(request, uploads.seconds_for(size), grow)
+            self._check_model({**headers, identity.MODEL: fields.model})
             chunks = self._workers.stream(request, API, body)
             open_until_answered.push_async_callback(chunks.aclose)
             first = await while_connected(request, _next(chunks))
             if first is None:
                 raise GatewayError(502, "the worker ended before it answered")
-            if asked.is_streamed:
-                events = _events(first, chunks, asked)
+            if fields.is_streamed:
+                events = _events(first, chunks, fields)
                 return _Streamed(events, limits, open_until_answered.pop_all())
-            made = await while_connected(request, _whole(first, chunks, asked))
-        write, content_type = FORMATS[asked.response_format]
-        return Response(write(made), headers=limits, media_type=content_type)
+            transcript = await while_connected(request, _whole(first, chunks, fields))
+        write, content_type = FORMATS[fields.response_format]
+        return Response(write(transcript), headers=limits, media_type=content_type)
 
     async def _read(
-        self, request: Request, open_until_answered: contextlib.AsyncExitStack
+        self, request: Request, seconds: float, grow: Callable[[int], None]
     ) -> tuple[Asked, dict[str, Any]]:
         """Return the fields, and what the worker gets."""
-        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-            raise GatewayError(415, "send a form (multipart/form-data) with file and model")
-        said = request.headers.get("content-length", "")
-        size = int(said) if said.isdecimal() else FILE_BYTES
-        if size > FILE_BYTES + FORM_BYTES:
-            raise too_long(FILE_BYTES)
-        open_until_answered.enter_context(self._holding(COPIES * size))
         file = io.BytesIO()
-        form = await receive(request, file, FILE_BYTES, "file and model")
-        asked = read(form, TASKS[request.url.path])
+        form = await uploads.receive(
+            request,
+            file,
+            FILE_BYTES,
+            "file and model",
+            seconds=seconds,
+            on_bytes=lambda size: grow(COPIES * size),
+        )
+        fields = read(form, TASKS[request.url.path])
         if form.size == 0:
             raise GatewayError(400, "file is empty", parameter="file")
-        return asked, asked.for_worker(form.filename, base64.b64encode(file.getbuffer()).decode("ascii"))
+        return fields, fields.for_worker(form.filename, base64.b64encode(file.getbuffer()).decode("ascii"))
 
     @contextlib.contextmanager
-    def _holding(self, size: int) -> Iterator[None]:
-        if size > self._room:
-            raise GatewayError(
-                503, "too many files are being uploaded; try again", headers={"retry-after": "2"}
-            )
-        self._room -= size
+    def _uploading(self, tenant: str) -> Iterator[None]:
+        if not self.slots.try_take(tenant):
+            raise GatewayError(429, "too many files are being uploaded; try again", headers=RETRY)
         try:
             yield
         finally:
-            self._room += size
+            self.slots.give_back(tenant)
 
-    def _for_check(self, request: Request, asked: Asked) -> dict[str, str]:
-        """Return what Envoy would tell of a body that it can read; a file's bytes are not its tokens."""
-        named = {name: request.headers.get(name, "") for name in (identity.KEY, identity.REQUEST)}
-        return {**named, identity.MODEL: asked.model}
+
+def declared_size(request: Request) -> int:
+    """Return the length of a form, the largest if it declares none; raise GatewayError for what is none."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise GatewayError(415, "send a form (multipart/form-data) with file and model")
+    length = request.headers.get("content-length", "")
+    most = FILE_BYTES + uploads.FORM_BYTES
+    size = int(length) if length.isdecimal() else most
+    if size > most:
+        raise too_long(FILE_BYTES)
+    return size
 
 
 def read(form: Received, task: str) -> Asked:

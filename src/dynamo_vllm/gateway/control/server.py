@@ -120,7 +120,7 @@ class Control:
             client = httpx.AsyncClient(base_url=url, transport=Transport(tls))
             frontend = await stack.enter_async_context(client)
             await stack.enter_async_context(directory)
-            of_workers = apis.routes(frontend, directory, authorizer.check_body)
+            of_workers = apis.routes(frontend, directory, authorizer)
             own = httpx.ASGITransport(Starlette(routes=of_workers))
             lines = await stack.enter_async_context(httpx.AsyncClient(base_url="http://own", transport=own))
             routes = [
