@@ -103,7 +103,7 @@ class Gateway:
         """Return the secret of a new key that the gateway already knows."""
         secret: str = json.loads(self.run("keys", "create", name, *words, "--json"))["secret"]
         with self.client(key=secret) as client:
-            until(f"key {name}", lambda: client.get("/v1/usage").status_code != 401)
+            until(f"key {name}", lambda: client.get("/v1/models").status_code != 401)
         return secret
 
     @contextlib.contextmanager

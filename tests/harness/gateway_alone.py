@@ -19,6 +19,7 @@ from harness import processes
 from harness.echo_frontend import EchoFrontend, echoing
 from harness.processes import COMMAND, Started
 from harness.stack import environment
+from harness.waiting import until
 
 FIXED = "sk-fixed-0123456789abcdef"
 CHAT = "/v1/chat/completions"
@@ -51,6 +52,10 @@ class Running:
     def get(self, path: str, secret: str | None = FIXED) -> httpx.Response:
         return self.client.get(self.url + path, headers={} if secret is None else {"x-api-key": secret})
 
+    def until_known(self, secret: str) -> None:
+        """Wait until the gateway has looked up a new key."""
+        until("the key to be known", lambda: self.get("/v1/models", secret).status_code != 401, every=0.05)
+
     def envoy(self) -> psutil.Process:
         (found,) = [process for process in self.process.below() if process.name() == "envoy"]
         return found
@@ -73,7 +78,8 @@ def in_front_of(frontend: str, folder: Path, *words: str, **variables: str) -> I
     """A running gateway; its keys are new."""
     port = processes.free_port()
     url = f"sqlite:///{folder / 'gateway.db'}"
-    env = environment(folder, VLLM_API_KEY=FIXED, DYN_VLLM_GATEWAY_DATABASE=url, **variables)
+    keys_of_all = {} if "--open" in words else {"VLLM_API_KEY": FIXED}
+    env = environment(folder, DYN_VLLM_GATEWAY_DATABASE=url, **keys_of_all, **variables)
     is_tls = "--tls-cert-path" in words
     with contextlib.ExitStack() as ends:
         command = [*COMMAND, "gateway", "--port", str(port), "--frontend", frontend, *words]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import gzip
 import json
 import signal
 import socket
@@ -17,7 +19,8 @@ import psutil
 import pytest
 
 from dynamo_vllm.gateway import identity
-from dynamo_vllm.gateway.envoy import config
+from dynamo_vllm.gateway.control.bodies import PINS
+from dynamo_vllm.gateway.envoy import config, routes
 from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.keys import Limits, Scopes, Tenant
 from harness import gateway_alone, processes
@@ -25,12 +28,21 @@ from harness.echo_frontend import HOLD, MISSING, SLOTS
 from harness.gateway_alone import CHAT, FIXED, Gateway
 from harness.waiting import until
 
+JSON_TYPES = (
+    *("application/json", "application/json; charset=utf-8", "application/JSON"),
+    *("application/x+json", "application/json;charset=UTF-8"),
+)
+
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway_alone.gateway(
-        tmp_path_factory.mktemp("gateway"), "--cors-origin", "https://page.example"
-    ) as made:
+def status_port() -> int:
+    return processes.free_ports(2)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory, status_port: int) -> Iterator[Gateway]:
+    words = ("--cors-origin", "https://page.example", "--status-port", str(status_port))
+    with gateway_alone.gateway(tmp_path_factory.mktemp("gateway"), *words) as made:
         yield made
 
 
@@ -107,7 +119,7 @@ INTERNAL = (
     *config.ONLY_OURS_EXACT,
     *identity.FOR_FRONTEND,
     *(identity.KEY, identity.TENANT, identity.CLASS, identity.ADMIN),
-    *(config.CHECK, identity.MODEL, config.MAX_TOKENS, config.BYTES),
+    *(identity.MODEL, identity.MODELS, config.DECLARED, routes.CHOICE),
     *("x-dynamo-meta-tenant", "x-dynamo-meta-policy-class", "x-dynamo-worker-instance-id"),
     *("x-dynamo-prefill-instance-id", "x-dynamo-dp-rank", "x-dynamo-prefill-dp-rank", "x-dynamo-request-id"),
     *("x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final", "X-Dynamo-Meta-Gateway"),
@@ -132,7 +144,7 @@ def test_a_header_that_others_may_read_as_an_internal_one_is_dropped(gateway: Ga
     assert "spoofed-1" not in gateway.ask(headers={name: "spoofed-1"}).json()["headers"].values()
 
 
-@pytest.mark.parametrize("field", config.PINS)
+@pytest.mark.parametrize("field", PINS)
 def test_a_request_cannot_choose_its_worker(gateway: Gateway, field: str) -> None:
     for value in (7, "7", {"a": 7}, [7], {}, True):
         reply = gateway.ask(nvext={field: value})
@@ -210,24 +222,89 @@ def test_a_key_for_some_models_opens_no_other(gateway: Gateway) -> None:
         assert error(reply)["param"] == "model"
 
 
-def test_a_body_that_envoy_reads_otherwise_than_the_frontend_opens_no_other_model(gateway: Gateway) -> None:
-    _, secret = gateway.key("sly", scopes=Scopes(models=("m",)))
-    until("the key to work", lambda: gateway.ask(secret).status_code == 200, every=0.05)
-    headers = {"authorization": f"Bearer {secret}", "content-type": "application/json"}
-    bodies = (
-        b'{"model": "other", "x": ',
-        b'{"model": "m"} {"model": "other"}',
-        b'{"mode\\u006c": "other"}',
-        b'\xef\xbb\xbf{"model": "other"}',
-        b"[]",
-        b"",
-    )
-    for body in bodies:
-        assert gateway.client.post(gateway.url + CHAT, content=body, headers=headers).status_code == 403, body
-    plain = {**headers, "content-type": "text/plain"}
-    assert (
-        gateway.client.post(gateway.url + CHAT, content=b'{"model": "m"}', headers=plain).status_code == 403
-    )
+ODD_BODIES = (
+    b'{"model": "m", "max_tokens": 9000, "x": ',
+    b'{"model": "m", "max_tokens": 9000} {"model": "m"}',
+    b'{"model": "m", "max_tokens": 9000, "x": "\\ud800"}',
+    b'{"model": "m", "max_tokens": 9000, "x": 1e999}',
+    b'{"model": "m", "max_tokens": 9000, "x": NaN}',
+    b'{"model": "m", "max_tokens": 9000, "x": "\xff\xfe"}',
+    b'{"model": "m", "max_tokens": 9000, "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"model": "m", "max_tokens": 9000}\0',
+    b'\xef\xbb\xbf{"model": "m", "max_tokens": 9000}',
+    b'{"max_tokens": 1, "mode\\u006c": "m", "max_tokens": 9000}',
+    gzip.compress(b'{"model": "m", "max_tokens": 9000}'),
+    b'["m", 9000]',
+    b'"m"',
+    b"[]",
+    b"",
+)
+
+
+@pytest.mark.parametrize("content_type", JSON_TYPES)
+def test_limits_models_and_pins_hold_however_json_is_called(gateway: Gateway, content_type: str) -> None:
+    """A key that is for a model, with a limit of tokens, sends what it may not."""
+    scopes, limits = Scopes(models=("m",)), Limits(tokens_per_day=5000)
+    _, secret = gateway.key("speller", tenant=content_type[:20].strip("; "), scopes=scopes, limits=limits)
+    headers = {"content-type": content_type, "authorization": f"Bearer {secret}"}
+    gateway.until_known(secret)
+
+    def status(body: bytes) -> int:
+        return gateway.client.post(gateway.url + CHAT, content=body, headers=headers).status_code
+
+    assert [status(body) for body in ODD_BODIES] == [400] * len(ODD_BODIES)
+    assert status(b'{"model": "m", "nvext": {"backend_instance_id": 7}}') == 400
+    assert status(b'{"model": "other", "max_tokens": 1}') == 403
+    assert status(b'{"max_tokens": 1}') == 403
+    assert status(b'{"model": "m", "max_tokens": 1}') == 200
+
+
+def test_what_is_not_called_json_does_not_reach_the_frontend(gateway: Gateway) -> None:
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "application/jsonx"):
+        headers = {"x-api-key": FIXED, "content-type": content_type}
+        reply = gateway.client.post(gateway.url + CHAT, content=b'{"model": "m"}', headers=headers)
+        assert (reply.status_code, error(reply)["code"]) == (415, "unsupported_media_type")
+    assert gateway.client.post(gateway.url + CHAT, headers={"x-api-key": FIXED}).status_code == 415
+
+
+def test_a_model_with_a_control_character_is_named(gateway: Gateway) -> None:
+    for character in ("\0", "\n", "\r\nx-gateway-admin: 1"):
+        reply = gateway.ask(model=f"m{character}")
+        assert (reply.status_code, error(reply)["param"]) == (400, "model")
+
+
+def test_a_model_whose_name_is_not_ascii_fits_its_scope(gateway: Gateway) -> None:
+    _, secret = gateway.key("linguist", scopes=Scopes(models=("modèle-研究",)))
+    gateway.until_known(secret)
+    assert gateway.ask(secret, model="modèle-研究").status_code == 200
+    assert gateway.ask(secret, model="modèle").status_code == 403
+    until("the line", lambda: '"model":"modèle-研究"' in gateway.process.written())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 20, "max_tokens": 1000}, 20_000),
+        (CHAT, {"n": 8, "max_tokens": 2000}, 16_000),
+        ("/v1/messages", {"max_tokens": 3000, "max_output_tokens": 1}, 3000),
+    ],
+)
+def test_what_a_request_may_use_is_reserved_as_a_whole(
+    gateway: Gateway, path: str, body: dict[str, Any], tokens: int
+) -> None:
+    for number, (limit, status) in enumerate(((tokens, 400), (tokens + 500, 200))):
+        name = f"{path.rpartition('/')[2]}-{number}"
+        _, secret = gateway.key(name, tenant=name, limits=Limits(tokens_per_day=limit))
+        gateway.until_known(secret)
+        assert gateway.ask(secret, path, **body).status_code == status
+
+
+def test_a_socket_is_for_models_of_its_key(gateway: Gateway) -> None:
+    _, secret = gateway.key("talker", scopes=Scopes(models=("m",)))
+    gateway.until_known(secret)
+    assert gateway.get("/v1/realtime?model=m", secret).status_code == 200
+    assert gateway.get("/v1/realtime?model=other", secret).status_code == 403
+    assert gateway.get("/v1/realtime", secret).status_code == 403
 
 
 def test_a_key_for_some_endpoints_opens_no_other(gateway: Gateway) -> None:
@@ -300,6 +377,45 @@ def test_too_much_is_refused_with_a_sentence(gateway: Gateway) -> None:
     assert gateway.ask().status_code == 200
 
 
+def in_flight(status_port: int) -> int:
+    text = httpx.get(f"http://127.0.0.1:{status_port + 1}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("dynamo_gateway_requests_in_flight")]
+    return int(float(lines[0].rpartition(" ")[2]))
+
+
+def test_a_tenant_has_so_many_unfinished_bodies_and_others_go_on(gateway: Gateway, status_port: int) -> None:
+    _, secret = gateway.key("uploader", tenant="uploader")
+    gateway.until_known(secret)
+    lines = ("POST /v1/chat/completions HTTP/1.1", "host: x", f"x-api-key: {secret}")
+    head = "\r\n".join((*lines, "content-type: application/json", f"content-length: {44 << 20}", "\r\n"))
+    with contextlib.ExitStack() as open_bodies, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        port = int(gateway.url.rpartition(":")[2])
+        connections = [
+            open_bodies.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(5)
+        ]
+        for connection in connections:
+            connection.sendall(head.encode() + b" " * 1000)
+        until("all to be counted", lambda: in_flight(status_port) == 5, every=0.05)
+        large = pool.submit(gateway.ask, secret, x="y" * (40 << 20))
+        assert gateway.ask().status_code == 200
+        assert gateway.ask(secret).status_code == 200, "small bodies need no place"
+        assert not concurrent.futures.wait([large], timeout=2).done
+        connections[0].close()  # the place is free when Envoy has told the end
+        assert large.result(60).status_code == 200
+
+
+def test_a_body_of_many_values_costs_envoy_no_more_than_its_size(gateway: Gateway) -> None:
+    def peak() -> int:
+        status = Path(f"/proc/{gateway.envoy().pid}/status").read_text()
+        (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) << 10
+
+    before, body = peak(), b'{"model": "m", "x": [' + b"0," * (4 << 20) + b"0]}"
+    headers = {"x-api-key": FIXED, "content-type": "application/json"}
+    assert gateway.client.post(gateway.url + CHAT, content=body, headers=headers).status_code == 200
+    assert peak() - before < 10 * len(body)
+
+
 def test_a_web_page_may_call_it_from_its_own_origin_only(gateway: Gateway) -> None:
     def preflight(origin: str) -> httpx.Response:
         headers = {"origin": origin, "access-control-request-method": "POST"}
@@ -333,6 +449,27 @@ def test_the_access_log_has_who_and_what_but_no_text(gateway: Gateway) -> None:
     (line,) = [json.loads(line) for line in written.splitlines() if "logged-model" in line]
     assert (line["key"], line["tenant"], line["path"], line["status"]) == ("flag-1", "default", CHAT, 200)
     assert "prompt-text" not in written and "query-text" not in written
+
+
+def test_an_open_gateway_is_for_programs_and_not_for_pages_of_others(tmp_path: Path) -> None:
+    origin = "https://page.example"
+    with gateway_alone.gateway(tmp_path, "--open", "--cors-origin", origin) as made:
+
+        def status(**headers: str) -> int:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return made.ask(None, headers=named).status_code
+
+        assert status() == 200
+        assert status(host="localhost:1") == 200
+        assert status(host="rebound.evil.example") == 421
+        assert status(sec_fetch_site="cross-site") == 403
+        assert status(origin="https://evil.example") == 403
+        assert status(origin=origin, sec_fetch_site="cross-site") == 200
+        form = {"file": ("x", b"x")}
+        page = {"sec-fetch-site": "cross-site"}
+        assert made.client.post(f"{made.url}/v1/files", files=form, headers=page).status_code == 403
+        plain = {"content-type": "text/plain"}
+        assert made.client.post(f"{made.url}/v1/batches", content=b"{}", headers=plain).status_code == 415
 
 
 def test_tls_and_http_2(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 KEY = "x-gateway-key"
 TENANT = "x-gateway-tenant"
@@ -20,7 +21,9 @@ CLIENT = "x-gateway-client"
 REQUEST = "x-request-id"
 """The request's name in the answer, in all logs and in the ledger."""
 MODEL = "x-gateway-model"
-"""What Envoy has read of the body, for the control app alone."""
+"""What the control app has read of the body, for the access log."""
+MODELS = "x-gateway-models"
+"""For /v1/models: the models that the key is for, if it is for some."""
 METERED = "x-dynamo-meta-gateway"
 """Reaches the worker as metadata of the request: the request's id and the key's, separated by a space."""
 RUNTIME_ID = "x-dynamo-request-id"
@@ -54,3 +57,14 @@ def caller_of(headers: Mapping[str, str]) -> Caller:
         request_id=headers.get(REQUEST, ""),
         for_frontend={name: headers[name] for name in FOR_FRONTEND if name in headers},
     )
+
+
+def models_text(models: Iterable[str]) -> str:
+    """Write names of models into a header."""
+    return ",".join(quote(model, safe="") for model in models)
+
+
+def models_of(headers: Mapping[str, str]) -> frozenset[str] | None:
+    """Return the models that the caller may see; None for all."""
+    models = headers.get(MODELS)
+    return None if models is None else frozenset(map(unquote, models.split(",")))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from dynamo_vllm.gateway.control.authorization import check_nvext
-from dynamo_vllm.gateway.envoy.config import BODY_PATH, KEY_PATH, NVEXT_PATH
+from dynamo_vllm.gateway.control.authorization import Question, client_has_left
+from dynamo_vllm.gateway.envoy.config import BODY_PATH, KEY_PATH
 from dynamo_vllm.gateway.replies import GatewayError, error_body
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _JSON = (b"content-type", b"application/json")
-_CHECKS = (KEY_PATH, BODY_PATH, NVEXT_PATH)
+_CHECKS = (KEY_PATH, BODY_PATH)
 
 
 class ControlApp:
@@ -55,10 +55,10 @@ class ControlApp:
             await self._apis(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = next(one for one in _CHECKS if scope["path"].startswith(one))
-        path: str = scope["path"].removeprefix(asked)
+        prefix = next(prefix for prefix in _CHECKS if scope["path"].startswith(prefix))
+        path: str = scope["path"].removeprefix(prefix)
         try:
-            passed = await self._check(asked, path, scope, receive)
+            passed = await self._check(prefix, path, scope, receive)
         except GatewayError as exc:
             await respond(send, exc.status, [_JSON, *encoded(exc.headers)], exc.body(path))
         except Exception:  # a bug must not let anybody in, and must not take the others with it
@@ -68,15 +68,14 @@ class ControlApp:
         else:
             await respond(send, 200, encoded(passed), b"")
 
-    async def _check(self, asked: str, path: str, scope: Scope, receive: Receive) -> dict[str, str]:
+    async def _check(self, prefix: str, path: str, scope: Scope, receive: Receive) -> dict[str, str]:
         """Return the headers that the request gets."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if asked == KEY_PATH:
-            return await self._authorizer.check_key(path, headers, lambda: left(receive))
-        if asked == BODY_PATH:
-            return await self._authorizer.check_body(path, headers)
-        check_nvext(await whole_body(receive))
-        return {}
+        headers = {decoded(name): decoded(value) for name, value in scope["headers"]}
+        if prefix == KEY_PATH:
+            question = Question(scope["method"], path, decoded(scope["query_string"]), headers)
+            return await self._authorizer.check_key(question, lambda: left(receive))
+        body = await whole_body(receive)
+        return await self._authorizer.check_body(path, headers, body, lambda: left(receive))
 
     async def _status(self, path: str, send: Send) -> None:
         if path == "/live":
@@ -98,6 +97,8 @@ async def whole_body(receive: Receive) -> bytes:
     parts, is_more = [], True
     while is_more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise client_has_left()
         parts.append(message.get("body", b""))
         is_more = message.get("more_body", False)
     return b"".join(parts)
@@ -109,8 +110,13 @@ async def respond(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]
     await send({"type": "http.response.body", "body": body})
 
 
+def decoded(header: bytes) -> str:
+    """Return a header's text: UTF-8, as names of models are, and whatever else a client sends."""
+    return header.decode("utf-8", "surrogateescape")
+
+
 def encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+    return [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in headers.items()]
 
 
 def _refused(_: Request, exc: Exception) -> Response:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dynamo_vllm.gateway import cost, identity
-from dynamo_vllm.gateway.control.authorization import check_nvext
+from dynamo_vllm.gateway.control.bodies import check_nvext
 from dynamo_vllm.gateway.deferred import NotYet
 from dynamo_vllm.gateway.fairness import priority
 from dynamo_vllm.gateway.replies import GatewayError

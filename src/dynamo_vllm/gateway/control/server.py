@@ -27,6 +27,7 @@ from dynamo_vllm.gateway.control.authorization import Authorizer
 from dynamo_vllm.gateway.control.deferred_requests import DeferredRequests
 from dynamo_vllm.gateway.control.endings import Endings
 from dynamo_vllm.gateway.control.metrics import Figures
+from dynamo_vllm.gateway.control.web_pages import WebPages
 from dynamo_vllm.gateway.envoy.process import open_requests
 from dynamo_vllm.gateway.fairness import FairShares
 from dynamo_vllm.gateway.heartbeats import Heartbeats
@@ -94,6 +95,7 @@ class Control:
         self._deferred_endings = Endings(
             self._deferred_limits, process_name, lambda: self.heartbeats.beat("ends of deferred requests")
         )
+        self._authorizer: Authorizer | None = None
         self._ledger_id = ""
 
     async def run(
@@ -107,13 +109,16 @@ class Control:
         options = self._options
         await self.ring.refresh()
         self._ledger_id = await ledger_id_of(self.database)
-        authorizer = Authorizer(
+        authorizer = self._authorizer = Authorizer(
             self.ring,
             self.limits,
             self.shares,
             self._ledger_id,
             share_cache=options.share_cache or options.open,
+            web_pages=WebPages(options.host, options.cors_origin),
+            body_bytes=options.max_body_mb << 20,
         )
+
         async with contextlib.AsyncExitStack() as stack:
             url = options.frontend[0]
             tls = ssl.create_default_context() if url.startswith("https:") else None
@@ -212,12 +217,18 @@ class Control:
 
     def _has_ended(self, request_id: str, status: int) -> None:
         if request_id == ended_requests.RESTARTED:
-            self.shares.forget()
+            for lost in self.shares.forget():
+                self._has_left(lost)
             self._endings.all_lost()
             return
         self.figures.count(status)
-        self.shares.leave(request_id)
+        self._has_left(request_id)
         (self._endings.unused if 400 <= status < 500 else self._endings.ended)(request_id)
+
+    def _has_left(self, request_id: str) -> None:
+        self.shares.leave(request_id)
+        if self._authorizer is not None:
+            self._authorizer.ended(request_id)
 
     async def _beat(self) -> None:
         """Show other gateways that this one lives, and give back what dead ones had reserved."""
@@ -253,6 +264,7 @@ class Control:
                         self.shares.slots = slots / max(1, gateways())
                 with contextlib.suppress(httpx.HTTPError, ValueError):
                     for request_id in self.shares.forget_lost(await open_requests(envoy)):
+                        self._has_left(request_id)
                         self._endings.ended(request_id)
                 self.shares.let_in()
                 await asyncio.sleep(MEASURE_SECONDS)

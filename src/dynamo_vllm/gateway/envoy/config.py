@@ -1,9 +1,8 @@
 """Writes Envoy's configuration. Pure: settings in, a document out.
 
-The way of a request: headers that only a gateway may set are removed; the control app looks at the key; Envoy
-reads a few fields of the body; for keys with limits or a choice of models, and for requests that name a
-worker, the control app is asked again, with these fields; then the frontend or the control app gets the
-request.
+The way of a request: headers that only a gateway may set are removed; the control app looks at the key,
+before anything of the body is read; where a JSON body names a model, the control app is asked again, with the
+body; then the frontend or the control app gets the request.
 """
 
 from __future__ import annotations
@@ -12,39 +11,25 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.envoy import clusters, console, logs
-from dynamo_vllm.gateway.envoy.routes import CONTROL, FRONTEND, ROUTES, Route
+from dynamo_vllm.gateway.envoy.routes import CHOICE, CONTROL, FRONTEND, ROUTES, Route
 from dynamo_vllm.gateway.envoy.words import (
     AUTHZ,
-    BODY,
     CONNECTION_MANAGER,
     CORS,
     Json,
     address,
     message,
     no_authz,
-    no_filter,
     typed,
 )
 
 if TYPE_CHECKING:
     from dynamo_vllm.gateway.envoy.settings import EnvoySettings
 
-KEY_PATH, BODY_PATH, NVEXT_PATH = "/check/key", "/check/body", "/check/nvext"
+KEY_PATH, BODY_PATH = "/check/key", "/check/body"
 """Prefixes of the paths with which Envoy asks the control app."""
-CHECK = "x-gateway-check"
-MAX_TOKENS, BYTES, NVEXT = (
-    "x-gateway-max-tokens",
-    "x-gateway-bytes",
-    "nvext",
-)
-STORE, PREVIOUS, BACKGROUND = "store", "previous_response_id", "background"
-"""Fields of /v1/responses that say whether it needs the control app."""
-PAST_FRONTEND = "past_frontend"
-PAST_FRONTEND_FIELDS = (
-    *("messages", "chat_template_kwargs", "truncate_prompt_tokens", "truncation_side", "add_special_tokens"),
-    "use_activation",
-)
-"""Fields of /v1/embeddings that a worker takes and the frontend (1.6.1) drops, or refuses."""
+DECLARED = "x-gateway-declared-bytes"
+"""The body's length as the client names it; Envoy's question has a length of its own."""
 ONLY_OURS = ("x-dynamo-", "x-gateway-")
 """Prefixes of headers that no client may send."""
 ONLY_OURS_EXACT = (
@@ -68,18 +53,11 @@ EXPOSED = (
     ),
 )
 """Headers of an answer that a web page may read."""
-TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-PINS = (
-    "backend_instance_id",
-    "prefill_worker_id",
-    "decode_worker_id",
-    "dp_rank",
-    "prefill_dp_rank",
-    "routing_constraints",
-    "metadata_upload",
-    "router",
+BEFORE_BODY = (
+    *("authorization", "x-api-key", "content-type", "origin", "sec-fetch-site"),
+    DECLARED,
 )
-"""Fields of `nvext` with which a request chooses its worker, or makes the frontend send data elsewhere."""
+"""Headers from which the control app decides before a body is read; Host is passed always."""
 CONTROL_SECONDS = 75
 """More than a request may wait there for its turn."""
 RETRIES = 8
@@ -230,7 +208,6 @@ def _virtual_host(s: EnvoySettings) -> Json:
             *(console.routes(s) if s.console_socket is not None else ()),
             *(_route(route) for route in ROUTES),
         ],
-        "request_body_buffer_limit": s.max_body_bytes,
     }
     if s.cors_origins:
         found["typed_per_filter_config"] = {CORS: _cors(s.cors_origins)}
@@ -239,11 +216,9 @@ def _virtual_host(s: EnvoySettings) -> Json:
 
 def _route(route: Route) -> Json:
     match: Json = {"prefix": route.path} if route.below else {"path": route.path}
-    if route.only_stateless:
-        match = {**match, "dynamic_metadata": _stateless()}
-    if route.only_past_frontend:
-        is_there = {"string_match": {"exact": "1"}}
-        match["dynamic_metadata"] = [{"filter": BODY, "path": [{"key": PAST_FRONTEND}], "value": is_there}]
+    if route.choice:
+        value = {"string_match": {"exact": route.choice}}
+        match["dynamic_metadata"] = [{"filter": AUTHZ, "path": [{"key": CHOICE}], "value": value}]
     action: Json = {"cluster": route.to, "timeout": "0s"}
     if route.is_socket:
         action["upgrade_configs"] = [{"upgrade_type": "websocket", "enabled": True}]
@@ -265,27 +240,10 @@ def _route(route: Route) -> Json:
     if route.is_public:
         found["typed_per_filter_config"] |= {AUTHZ: no_authz()}
     if not route.reads_body:
-        found["typed_per_filter_config"] |= {
-            f"{AUTHZ}.body": no_authz(),
-            f"{AUTHZ}.nvext": no_authz(),
-            "envoy.filters.http.json_to_metadata": no_filter(),
-        }
+        found["typed_per_filter_config"] |= {f"{AUTHZ}.body": no_authz()}
     if not found["typed_per_filter_config"]:
         del found["typed_per_filter_config"]
     return found
-
-
-def _stateless() -> list[Json]:
-    """A response that is not kept, needs no history and is waited for."""
-    said = {
-        STORE: ({"bool_match": False}, False),
-        PREVIOUS: ({"present_match": True}, True),
-        BACKGROUND: ({"bool_match": True}, True),
-    }
-    return [
-        {"filter": BODY, "path": [{"key": key}], "value": value, "invert": invert}
-        for key, (value, invert) in said.items()
-    ]
 
 
 def _cors(origins: tuple[str, ...]) -> Json:
@@ -307,41 +265,26 @@ def _filters(s: EnvoySettings) -> list[Json]:
     return [
         typed(CORS, "envoy.extensions.filters.http.cors.v3.Cors"),
         _mutation("strip", _strip()),
-        _ask_control(AUTHZ, KEY_PATH, ["authorization", "x-api-key"]),
-        _read_body(),
-        _mutation("tell", _tell()),
+        _ask_control(AUTHZ, KEY_PATH, BEFORE_BODY),
         _ask_control(
-            f"{AUTHZ}.nvext", NVEXT_PATH, ["content-type"], only_if=(BODY, NVEXT), body_bytes=s.max_body_bytes
+            f"{AUTHZ}.body", BODY_PATH, ("x-gateway-", identity.REQUEST), body_bytes=s.max_body_bytes
         ),
-        _ask_control(f"{AUTHZ}.body", BODY_PATH, ["x-gateway-", identity.REQUEST], only_if=(AUTHZ, CHECK)),
-        _mutation("hide", [{"remove": name} for name in (CHECK, identity.MODEL, MAX_TOKENS, BYTES)]),
+        _mutation("hide", [{"remove": name} for name in (DECLARED, CHOICE, identity.MODEL)]),
         _router(),
     ]
 
 
 def _strip() -> list[Json]:
     by_prefix = [{"remove_on_match": {"key_matcher": {"prefix": p, "ignore_case": True}}} for p in ONLY_OURS]
-    return by_prefix + [{"remove": name} for name in ONLY_OURS_EXACT]
+    declared = _set(DECLARED, "%REQ(content-length)%")
+    return [*by_prefix, *({"remove": name} for name in ONLY_OURS_EXACT), declared]
 
 
-def _ask_control(
-    name: str,
-    path: str,
-    headers: list[str],
-    *,
-    only_if: tuple[str, str] | None = None,
-    body_bytes: int | None = None,
-) -> Json:
+def _ask_control(name: str, path: str, headers: tuple[str, ...], *, body_bytes: int | None = None) -> Json:
     """Ask the control app; what it answers is added to the request, or is the answer to the client."""
     ours = (identity.REQUEST, *identity.FOR_FRONTEND)
     upstream = [{"prefix": "x-gateway-"}, *({"exact": header} for header in ours)]
     more: Json = {}
-    if only_if is not None:
-        more["filter_enabled_metadata"] = {
-            "filter": only_if[0],
-            "path": [{"key": only_if[1]}],
-            "value": {"string_match": {"exact": "1"}},
-        }
     if body_bytes is not None:
         more["with_request_body"] = {"max_request_bytes": body_bytes, "allow_partial_message": False}
     return typed(
@@ -349,6 +292,7 @@ def _ask_control(
         "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
         stat_prefix=path.rpartition("/")[2],
         failure_mode_allow=False,
+        clear_route_cache=True,
         status_on_error={"code": "ServiceUnavailable"},
         allowed_headers={
             "patterns": [{"prefix" if header.endswith("-") else "exact": header} for header in headers]
@@ -373,47 +317,13 @@ def _ask_control(
                     ]
                 },
                 "allowed_client_headers_on_success": {"patterns": [{"prefix": "x-ratelimit-"}]},
-                "dynamic_metadata_from_headers": {"patterns": [{"exact": CHECK}]},
+                "dynamic_metadata_from_headers": {
+                    "patterns": [{"exact": name} for name in (identity.MODEL, CHOICE)]
+                },
             },
         },
         **more,
     )
-
-
-def _read_body() -> Json:
-    """Read which model is asked for, and how many tokens; a body that is no JSON has no model."""
-    rules = [_field(identity.MODEL, ["model"], missing="", error="")]
-    rules += [_field(MAX_TOKENS, [name]) for name in TOKEN_LIMITS]
-    rules += [_field(name, [name]) for name in (STORE, PREVIOUS, BACKGROUND)]
-    # Envoy 1.40 reads no nested objects: a request with `nvext` is shown to the control app as a whole.
-    rules.append(_given(NVEXT, "nvext"))
-    rules += [_given(PAST_FRONTEND, name) for name in PAST_FRONTEND_FIELDS]
-    return typed(
-        "envoy.filters.http.json_to_metadata",
-        "envoy.extensions.filters.http.json_to_metadata.v3.JsonToMetadata",
-        request_rules={"rules": rules},
-    )
-
-
-def _field(name: str, path: list[str], *, missing: str | None = None, error: str | None = None) -> Json:
-    kept: Json = {"metadata_namespace": BODY, "key": name}
-    found: Json = {"selectors": [{"key": key} for key in path], "on_present": kept}
-    if missing is not None:
-        found["on_missing"] = {**kept, "value": missing}
-    if error is not None:
-        found["on_error"] = {**kept, "value": error}
-    return found
-
-
-def _given(name: str, field: str) -> Json:
-    """Note that a field is there, whatever it is."""
-    given = {"metadata_namespace": BODY, "key": name, "value": "1"}
-    return {"selectors": [{"key": field}], "on_present": given}
-
-
-def _tell() -> list[Json]:
-    found = [_set(name, f"%DYNAMIC_METADATA({BODY}:{name})%") for name in (identity.MODEL, MAX_TOKENS)]
-    return [*found, _set(BYTES, "%BYTES_RECEIVED%")]
 
 
 def _set(header: str, value: str) -> Json:

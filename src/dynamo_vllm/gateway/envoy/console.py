@@ -29,8 +29,6 @@ def routes(s: EnvoySettings) -> list[Json]:
     filters = {
         AUTHZ: no_authz(),
         f"{AUTHZ}.body": no_authz(),
-        f"{AUTHZ}.nvext": no_authz(),
-        "envoy.filters.http.json_to_metadata": no_filter(),
         # Pages of others may use the APIs, never the console.
         CORS: no_filter(),
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dynamo_vllm.gateway import identity
-from dynamo_vllm.gateway.envoy.words import BODY, Json, typed
+from dynamo_vllm.gateway.envoy.words import AUTHZ, Json, typed
 
 LOGGED = {
     "time": "%START_TIME%",
     "request": f"%REQ({identity.REQUEST})%",
     "key": f"%REQ({identity.KEY})%",
     "tenant": f"%REQ({identity.TENANT})%",
-    "model": f"%DYNAMIC_METADATA({BODY}:{identity.MODEL})%",
+    "model": f"%DYNAMIC_METADATA({AUTHZ}:{identity.MODEL})%",
     "client": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%",
     "protocol": "%PROTOCOL%",
     "method": "%REQ(:METHOD)%",

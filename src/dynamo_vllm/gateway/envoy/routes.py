@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FRONTEND, CONTROL = "frontend", "control"
+CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+CHOICE = "x-gateway-choice"
+"""Chooses between the routes of one path, by what the control app has read of the body."""
+STATELESS = "stateless"
+"""A response that is not kept, needs no history and is waited for."""
+PAST_FRONTEND = "past-frontend"
+"""A body with a field that the frontend would drop or refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +27,24 @@ class Route:
     needs_admin: bool = False
     reads_body: bool = False
     """Whether a JSON body names a model and costs tokens."""
-    only_stateless: bool = False
-    """Whether it is for requests that need no history and keep nothing."""
-    only_past_frontend: bool = False
-    """Whether it is for bodies with a field that the frontend would drop or refuse."""
+    choice: str = ""
+    """Which bodies it is for; the next route of the path has the others."""
     takes_form: bool = False
     """Whether a form names a model and costs tokens; the control app reads it."""
+    takes_file: bool = False
+    """Whether a form brings a file."""
     is_socket: bool = False
-    """Whether it is a WebSocket."""
+    """Whether it is a WebSocket, whose query names a model."""
+    is_list: bool = False
+    """Whether a GET reads many rows, and counts as a request; those that change something always do."""
+
+    @property
+    def uses_engine(self) -> bool:
+        return self.reads_body or self.takes_form or self.is_socket
+
+    def counts(self, method: str) -> bool:
+        """Return whether a request counts although no engine works for it."""
+        return self.to == CONTROL and (method in CHANGING or (self.is_list and method == "GET"))
 
 
 ROUTES = (
@@ -37,7 +54,7 @@ ROUTES = (
     Route("/v1/completions", reads_body=True),
     Route("/v1/messages", reads_body=True),
     Route("/v1/messages/count_tokens", reads_body=True),
-    Route("/v1/embeddings", to=CONTROL, reads_body=True, only_past_frontend=True),
+    Route("/v1/embeddings", to=CONTROL, reads_body=True, choice=PAST_FRONTEND),
     Route("/v1/embeddings", reads_body=True),
     Route("/v2/embed", to=CONTROL, reads_body=True),
     Route("/v1/classify", reads_body=True),
@@ -57,17 +74,17 @@ ROUTES = (
     Route("/v1/realtime", is_socket=True),
     Route("/v1/models", to=CONTROL),
     Route("/v1/models/", to=CONTROL, below=True),
-    Route("/v1/responses", to=FRONTEND, reads_body=True, only_stateless=True),
+    Route("/v1/responses", to=FRONTEND, reads_body=True, choice=STATELESS),
     Route("/v1/responses", to=CONTROL, reads_body=True),
     Route("/v1/responses/input_tokens", to=CONTROL, reads_body=True),
     Route("/v1/responses/", to=CONTROL, below=True),
-    Route("/v1/files", to=CONTROL),
+    Route("/v1/files", to=CONTROL, takes_file=True, is_list=True),
     Route("/v1/files/", to=CONTROL, below=True),
-    Route("/v1/batches", to=CONTROL),
+    Route("/v1/batches", to=CONTROL, is_list=True),
     Route("/v1/batches/", to=CONTROL, below=True),
     Route("/tokenize", to=CONTROL, reads_body=True),
     Route("/detokenize", to=CONTROL, reads_body=True),
-    Route("/v1/usage", to=CONTROL),
+    Route("/v1/usage", to=CONTROL, is_list=True),
     Route("/metrics", needs_admin=True),
     Route("/instances", needs_admin=True),
     Route("/openapi.json", needs_admin=True),

@@ -6,8 +6,6 @@ from typing import Any
 
 Json = dict[str, Any]
 AUTHZ, CORS = "envoy.filters.http.ext_authz", "envoy.filters.http.cors"
-BODY = "dynamo_vllm.body"
-"""Where Envoy keeps what it has read of a body."""
 CONNECTION_MANAGER = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 
 

@@ -1,57 +1,385 @@
+"""What the control app answers to Envoy's two questions, with a real ring of keys and real limits."""
+
 from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dynamo_vllm.gateway import cost, identity
 from dynamo_vllm.gateway.control import capacity
-from dynamo_vllm.gateway.control.authorization import (
-    DEFAULT_TOKENS,
-    MOST_PROMPT_TOKENS,
-    check_nvext,
-    reserved_tokens,
-)
-from dynamo_vllm.gateway.envoy import config, routes
+from dynamo_vllm.gateway.control.authorization import Authorizer, Question
+from dynamo_vllm.gateway.control.web_pages import WebPages
+from dynamo_vllm.gateway.database import Database
+from dynamo_vllm.gateway.envoy import routes
+from dynamo_vllm.gateway.fairness import FairShares
 from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway.store import keys
+from dynamo_vllm.gateway.store.key_ring import KeyRing
+from dynamo_vllm.gateway.store.keys import Limits, Scopes
+from dynamo_vllm.gateway.store.limits import Limiter
+from harness.gateway_store import opened
+
+CHAT, COMPLETIONS, REALTIME = "/v1/chat/completions", "/v1/completions", "/v1/realtime"
+JSON = "application/json"
+
+
+async def stays() -> None:
+    """The client waits for its answer."""
+    await asyncio.Event().wait()
+
+
+@dataclass
+class Checks:
+    """An authorizer with its parts, and requests of one key."""
+
+    database: Database
+    ring: KeyRing
+    limits: Limiter
+    shares: FairShares
+    authorizer: Authorizer
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def use_key(self, **settings: Any) -> None:
+        _, secret = self.database.run_now(keys.create("somebody", **settings))
+        await self.ring.refresh()
+        self.headers = {"x-api-key": secret}
+
+    async def key(
+        self, path: str = CHAT, method: str = "POST", query: str = "", **headers: str
+    ) -> dict[str, str]:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        question = Question(method, path, query, {"content-type": JSON, **self.headers, **named})
+        return await self.authorizer.check_key(question, stays)
+
+    async def body(self, passed: dict[str, str], body: bytes = b"{}", path: str = CHAT) -> dict[str, str]:
+        return await self.authorizer.check_body(path, passed, body, stays)
+
+    def counters(self) -> list[tuple[int, float, int]]:
+        """Requests, tokens and running requests of each subject."""
+        return self.database.run_now(
+            lambda t: [
+                (int(row[0]), float(row[1]), int(row[2]))
+                for row in t.all("SELECT requests, day_tokens, running FROM gateway_counters")
+            ]
+        )
+
+
+@pytest.fixture
+async def checks(tmp_path: Path) -> AsyncIterator[Checks]:
+    database = opened(f"sqlite:///{tmp_path}/gateway.db")
+    ring, shares = KeyRing(database), FairShares()
+    limits = Limiter(database, "here")
+    yield Checks(database, ring, limits, shares, Authorizer(ring, limits, shares, "l", share_cache=False))
+    database.close()
+
+
+@pytest.fixture
+async def open_checks(checks: Checks) -> Checks:
+    ring = KeyRing(checks.database, is_open=True)
+    pages = WebPages("127.0.0.1", ("https://page.example",))
+    authorizer = Authorizer(ring, checks.limits, checks.shares, "l", share_cache=True, web_pages=pages)
+    return Checks(checks.database, ring, checks.limits, checks.shares, authorizer)
+
+
+# --- what a request may be --------------------------------------------------------------------------------
+
+JSON_TYPES = (
+    *(JSON, "application/json; charset=utf-8", "application/json;charset=UTF-8", "APPLICATION/JSON"),
+    *("application/x+json", "application/vnd.api+json; v=1", "application/json ;x"),
+)
+OTHER_TYPES = (
+    *("", "text/plain", "text/plain; application/json", "application/jsonx", "application/ndjson"),
+    *("application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/+json"),
+    *("application/json,text/plain", "application/\u0131json", "x application/json", "application/json\n"),
+)
+
+
+@pytest.mark.parametrize("content_type", JSON_TYPES)
+async def test_json_has_many_spellings(checks: Checks, content_type: str) -> None:
+    await checks.use_key()
+    assert identity.KEY in await checks.key(content_type=content_type)
+
+
+@pytest.mark.parametrize("content_type", OTHER_TYPES)
+@pytest.mark.parametrize("path", [CHAT, "/v1/batches", "/v1/responses", "/tokenize"])
+async def test_what_is_no_json_is_refused_before_its_body(
+    checks: Checks, path: str, content_type: str
+) -> None:
+    await checks.use_key()
+    with pytest.raises(GatewayError) as refused:
+        await checks.key(path, content_type=content_type)
+    assert (refused.value.status, refused.value.code) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/audio/transcriptions"])
+async def test_files_come_in_forms_alone(checks: Checks, path: str) -> None:
+    await checks.use_key()
+    assert await checks.key(path, content_type="multipart/form-data; boundary=x")
+    for content_type in (JSON, "text/plain", "", "multipart/form-data"):
+        with pytest.raises(GatewayError, match="takes multipart/form-data"):
+            await checks.key(path, content_type=content_type)
+
+
+async def test_requests_without_a_body_need_no_content_type(checks: Checks) -> None:
+    await checks.use_key()
+    for method, path in (
+        ("GET", "/v1/files"),
+        ("DELETE", "/v1/files/file-1"),
+        ("POST", "/v1/batches/batch-1/cancel"),
+        ("GET", "/v1/models"),
+    ):
+        assert await checks.key(path, method, content_type="")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "BREW"])
+async def test_a_body_comes_with_a_post_alone(checks: Checks, method: str) -> None:
+    await checks.use_key()
+    with pytest.raises(GatewayError) as refused:
+        await checks.key(method=method)
+    assert (refused.value.status, refused.value.headers) == (405, {"allow": "POST"})
+
+
+# --- what is reserved -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("size", "asked", "tokens"),
+    ("path", "fields"),
     [
-        ("300", "50", 150),
-        ("300", None, 100 + DEFAULT_TOKENS),
-        ("300", "", 100 + DEFAULT_TOKENS),
-        ("300", "many", 100 + DEFAULT_TOKENS),
-        ("300", "-5", 100 + DEFAULT_TOKENS),
-        ("300", "1e999", 100 + DEFAULT_TOKENS),
-        ("300", "50.0", 150),
-        ("99999999", "1", MOST_PROMPT_TOKENS + 1),
-        (None, "7", 7),
+        (CHAT, {"max_tokens": 1, "max_output_tokens": 3000}),
+        (CHAT, {"max_tokens": 2000, "n": 8}),
+        (CHAT, {"max_tokens": 1e300}),
+        (CHAT, {"max_tokens": -(10**12), "messages": [{"content": "x" * 999}]}),
+        ("/v1/messages", {"max_tokens": 3000, "max_output_tokens": 1}),
+        (COMPLETIONS, {"prompt": ["x"] * 20, "max_tokens": 1000}),
+        (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": "7"}),
+        ("/v1/embeddings", {"input": "x" * 3000}),
+        ("/v1/embeddings", {"messages": [{"content": "x" * 300_000}]}),
+        ("/v2/rerank", {"query": "x", "documents": ["y"] * 9}),
     ],
 )
-def test_tokens_are_reserved_whatever_the_client_writes(
-    size: str | None, asked: str | None, tokens: int
+async def test_a_body_reserves_what_the_same_line_of_a_batch_does(
+    checks: Checks, path: str, fields: dict[str, Any]
 ) -> None:
-    given = {config.BYTES: size, config.MAX_TOKENS: asked}
-    assert reserved_tokens({name: text for name, text in given.items() if text is not None}) == tokens
+    await checks.use_key(limits=Limits(tokens_per_day=1 << 40))
+    body = json.dumps({"model": "m", **fields}).encode()
+    await checks.body(await checks.key(path), body, path)
+    assert [tokens for _, tokens, _ in checks.counters()] == [cost.of_body(path, body)]
+
+
+async def test_counting_tokens_reserves_none(checks: Checks) -> None:
+    await checks.use_key(limits=Limits(tokens_per_day=10))
+    path = "/v1/messages/count_tokens"
+    await checks.body(await checks.key(path), b'{"max_tokens": 5000}', path)
+    assert [tokens for _, tokens, _ in checks.counters()] == [0]
+
+
+async def test_a_model_whose_name_is_not_ascii_fits_its_scope(checks: Checks) -> None:
+    await checks.use_key(scopes=Scopes(models=("modèle-研究",)))
+    passed = await checks.key()
+    for body in ('{"model": "modèle-研究"}'.encode(), b'{"model": "mod\\u00e8le-\\u7814\\u7a76"}'):
+        assert (await checks.body(passed, body))[identity.MODEL] == "modèle-研究"
+    with pytest.raises(GatewayError) as refused:
+        await checks.body(passed, b'{"model": "mod\xc3\xa8le"}')
+    assert refused.value.status == 403
+
+
+# --- requests that end while they are checked -------------------------------------------------------------
+
+
+async def test_what_is_reserved_for_a_request_that_ended_meanwhile_comes_back(checks: Checks) -> None:
+    await checks.use_key(limits=Limits(concurrent=1, tokens_per_day=100_000))
+    passed = await checks.key()
+    admit = checks.limits.admit
+
+    async def admit_late(*args: Any, **settings: Any) -> Any:
+        outcome = await admit(*args, **settings)
+        checks.authorizer.ended(passed[identity.REQUEST])  # Envoy's line comes before the answer
+        return outcome
+
+    checks.limits.admit = admit_late  # type: ignore[method-assign]
+    with pytest.raises(GatewayError) as refused:
+        await checks.body(passed)
+    assert refused.value.status == 499
+    assert [(tokens, running) for _, tokens, running in checks.counters()] == [(0, 0)]
+    checks.limits.admit = admit  # type: ignore[method-assign]
+    assert await checks.body(await checks.key())
+
+
+async def test_what_is_reserved_for_a_client_that_left_comes_back(checks: Checks) -> None:
+    await checks.use_key(limits=Limits(concurrent=1))
+    left = asyncio.Event()
+    entered = asyncio.Event()
+    admit = checks.limits.admit
+
+    async def admit_slowly(*args: Any, **settings: Any) -> Any:
+        pending = asyncio.ensure_future(admit(*args, **settings))
+        entered.set()
+        return await pending
+
+    checks.limits.admit = admit_slowly  # type: ignore[method-assign]
+
+    async def leaves() -> None:
+        await left.wait()
+
+    passed = await checks.key()
+    check = asyncio.ensure_future(checks.authorizer.check_body(CHAT, passed, b"{}", leaves))
+    await entered.wait()
+    left.set()
+    with pytest.raises(GatewayError):
+        await check
+    checks.limits.admit = admit  # type: ignore[method-assign]
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await checks.body(await checks.key())
+                return
+            except GatewayError as exc:
+                assert exc.status == 429
+                await asyncio.sleep(0.01)
+
+
+async def test_an_end_that_nobody_waits_for_leaves_nothing(checks: Checks) -> None:
+    for number in range(1000):
+        checks.authorizer.ended(f"request-{number}")
+    assert not checks.authorizer._checks
+
+
+# --- WebSockets, lists and changes ------------------------------------------------------------------------
+
+
+async def test_a_socket_needs_a_model_of_its_key(checks: Checks) -> None:
+    await checks.use_key(scopes=Scopes(models=("m",)))
+    assert await checks.key(REALTIME, "GET", "model=m")
+    for query in ("", "model=", "model=other", "model=m&model=other", "Model=m"):
+        with pytest.raises(GatewayError) as refused:
+            await checks.key(REALTIME, "GET", query)
+        assert refused.value.status == 403
+
+
+async def test_a_socket_counts_until_it_ends(checks: Checks) -> None:
+    await checks.use_key(limits=Limits(requests_per_minute=3, concurrent=1))
+    first = await checks.key(REALTIME, "GET", "model=m")
+    assert checks.shares.in_flight == 1
+    with pytest.raises(GatewayError) as refused:
+        await checks.key(REALTIME, "GET", "model=m")
+    assert refused.value.status == 429
+    assert checks.shares.in_flight == 1, "one that is refused holds no slot"
+    await checks.limits.ended([first[identity.REQUEST]])
+    assert await checks.key(REALTIME, "GET", "model=m")
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"[]", b'{"nvext": 3}', b'{"nvext": null}', b'{"nvext": {"extra_fields": []}}']
+    ("method", "path"),
+    [
+        ("POST", "/v1/files"),
+        ("POST", "/v1/batches"),
+        ("POST", "/v1/responses/resp-1/cancel"),
+        ("DELETE", "/v1/files/file-1"),
+        ("GET", "/v1/files"),
+        ("GET", "/v1/batches"),
+        ("GET", "/v1/usage"),
+    ],
 )
-def test_a_body_without_pins_passes(body: bytes) -> None:
-    check_nvext(body)
+async def test_changes_and_lists_count_as_requests_and_hold_nothing(
+    checks: Checks, method: str, path: str
+) -> None:
+    limits = Limits(requests_per_minute=2, concurrent=1, tokens_per_day=1)
+    await checks.use_key(limits=limits)
+    form = (
+        {"content_type": "multipart/form-data; boundary=x"} if (method, path) == ("POST", "/v1/files") else {}
+    )
+    for _ in range(2):
+        assert await checks.key(path, method, **form)
+    with pytest.raises(GatewayError) as refused:
+        await checks.key(path, method, **form)
+    assert refused.value.status == 429 and "retry-after" in refused.value.headers
+    assert [(tokens, running) for _, tokens, running in checks.counters()] == [(0, 0)]
 
 
-def test_a_pin_is_found_however_it_is_written() -> None:
-    with pytest.raises(GatewayError, match=r"nvext\.dp_rank"):
-        check_nvext(b'{"nve\\u0078t": {"dp_ran\\u006b": null}}')
+async def test_polling_does_not_count(checks: Checks) -> None:
+    await checks.use_key(limits=Limits(requests_per_minute=1))
+    for path in ("/v1/models", "/v1/batches/batch-1", "/v1/files/file-1/content", "/v1/responses/resp-1"):
+        for _ in range(3):
+            assert await checks.key(path, "GET")
+    assert checks.counters() == []
+
+
+async def test_a_key_for_some_models_is_named_them_for_the_list(checks: Checks) -> None:
+    await checks.use_key(scopes=Scopes(models=("a,b", "modèle")))
+    for path in ("/v1/models", "/v1/models/x"):
+        assert identity.models_of(await checks.key(path, "GET")) == frozenset({"a,b", "modèle"})
+    assert identity.models_of(await checks.key()) is None
+
+
+# --- without keys -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in ("127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:80", "127.1.2.3")),
+        *((name, 421) for name in ("rebound.example", "localhost.example:8000", "192.0.2.1:8000", "")),
+        *((name, 421) for name in ("127.0.0.1.example", "[::2]:8000", "0.0.0.0:8000")),
+    ],
+)
+async def test_a_name_of_somebody_else_finds_no_open_gateway(
+    open_checks: Checks, host: str, status: int
+) -> None:
+    try:
+        assert await open_checks.key(host=host)
+        outcome = 200
+    except GatewayError as exc:
+        outcome = exc.status
+    assert outcome == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999", "sec_fetch_site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/batches", "/v1/usage"])
+async def test_a_page_of_somebody_else_gets_nothing(
+    open_checks: Checks, headers: dict[str, str], path: str
+) -> None:
+    with pytest.raises(GatewayError) as refused:
+        await open_checks.key(path, host="127.0.0.1:8000", **headers)
+    assert refused.value.status == 403
+
+
+async def test_own_pages_and_those_that_the_operator_allows_pass(open_checks: Checks) -> None:
+    host = "127.0.0.1:8000"
+    assert await open_checks.key(host=host, origin=f"http://{host}", sec_fetch_site="same-origin")
+    assert await open_checks.key(host=host, sec_fetch_site="none")
+    assert await open_checks.key(host=host, origin="https://page.example", sec_fetch_site="cross-site")
+
+
+async def test_a_gateway_with_keys_is_for_every_name(checks: Checks) -> None:
+    await checks.use_key()
+    assert await checks.key(host="chat.example", origin="https://other.example", sec_fetch_site="cross-site")
+
+
+# --- routes -----------------------------------------------------------------------------------------------
 
 
 def test_every_path_has_one_part_that_answers() -> None:
-    stateless = [route for route in routes.ROUTES if route.only_stateless]
-    assert [route.path for route in stateless] == ["/v1/responses"]
-    past_frontend = [route for route in routes.ROUTES if route.only_past_frontend]
-    assert [(route.path, route.to) for route in past_frontend] == [("/v1/embeddings", routes.CONTROL)]
-    paths = [route.path for route in routes.ROUTES if route not in (*stateless, *past_frontend)]
+    chosen = [route for route in routes.ROUTES if route.choice]
+    assert {(route.path, route.to) for route in chosen} == {
+        ("/v1/responses", routes.FRONTEND),
+        ("/v1/embeddings", routes.CONTROL),
+    }
+    paths = [route.path for route in routes.ROUTES if route not in chosen]
     assert len(paths) == len(set(paths))
     for path in ("/v1/files/file-1/content", "/v1/responses/resp_1/input_items", "/v1/batches/b/cancel"):
         found = routes.find(path)

@@ -1,0 +1,85 @@
+"""A tenant has so many bytes of bodies on their way, and stands in nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynamo_vllm.gateway.control.pending_bodies import FORGET_SECONDS, PendingBodies
+from dynamo_vllm.gateway.replies import GatewayError
+
+LARGEST, MOST = 40, 100
+
+
+async def test_bodies_above_the_limit_wait_and_then_are_refused() -> None:
+    pending = PendingBodies(LARGEST, most=MOST, wait_seconds=0.01)
+    for name in ("a", "b"):
+        await pending.begin(name, "t", LARGEST)
+    with pytest.raises(GatewayError) as refused:
+        await pending.begin("c", "t", LARGEST)
+    assert refused.value.status == 429 and refused.value.headers["retry-after"]
+    assert pending.bytes_of("t") == 2 * LARGEST
+    await pending.begin("d", "other", LARGEST)
+
+
+async def test_an_unknown_or_a_huge_length_counts_as_the_largest_body() -> None:
+    pending = PendingBodies(LARGEST, most=MOST)
+    await pending.begin("a", "t", None)
+    await pending.begin("b", "t", 10**18)
+    assert pending.bytes_of("t") == 2 * LARGEST
+
+
+async def test_those_that_wait_get_in_in_order_when_a_body_has_come() -> None:
+    pending = PendingBodies(LARGEST, most=MOST, wait_seconds=60)
+    for name in ("a", "b"):
+        await pending.begin(name, "t", LARGEST)
+    waiting = [asyncio.ensure_future(pending.begin(name, "t", LARGEST)) for name in ("c", "d")]
+    small = asyncio.ensure_future(pending.begin("e", "t", 1))  # would fit, and does not overtake
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in (*waiting, small))
+    pending.end("a")
+    async with asyncio.timeout(20):
+        await waiting[0]
+    assert not waiting[1].done() and not small.done()
+    for name in ("b", "c"):
+        pending.end(name)
+    async with asyncio.timeout(20):
+        await asyncio.gather(waiting[1], small)
+    pending.end("d")
+    pending.end("e")
+    assert pending.bytes_of("t") == 0
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+async def test_a_client_that_leaves_while_it_waits_leaves_nothing(has_room: bool) -> None:
+    pending = PendingBodies(LARGEST, most=MOST, wait_seconds=60)
+    for name in ("a", "b"):
+        await pending.begin(name, "t", LARGEST)
+    waiting = asyncio.ensure_future(pending.begin("c", "t", LARGEST))
+    await asyncio.sleep(0)
+    if has_room:
+        pending.end("a")  # room comes at the same moment
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    for name in ("a", "b", "c", "c"):
+        pending.end(name)
+    assert pending.bytes_of("t") == 0
+    await pending.begin("d", "t", LARGEST)
+
+
+async def test_a_body_whose_end_nobody_told_is_forgotten() -> None:
+    now = 0.0
+    pending = PendingBodies(LARGEST, most=MOST, clock=lambda: now)
+    for name in ("a", "b"):
+        await pending.begin(name, "t", LARGEST)
+    now = FORGET_SECONDS + 1
+    await pending.begin("c", "t", LARGEST)
+    assert pending.bytes_of("t") == LARGEST
+
+
+async def test_one_body_may_always_come() -> None:
+    pending = PendingBodies(500, most=MOST)
+    await pending.begin("a", "t", None)
+    assert pending.bytes_of("t") == 500
