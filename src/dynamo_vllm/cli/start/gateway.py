@@ -155,8 +155,9 @@ async def envoy(
 
 
 def envoy_settings(options: GatewayOptions, folder: Path) -> EnvoySettings:
+    from dynamo_vllm.config.rules.kv_tiers import memory_bytes
     from dynamo_vllm.gateway.control.server import ADMIN_SOCKET, PIPE, SOCKET
-    from dynamo_vllm.gateway.envoy.settings import EnvoySettings
+    from dynamo_vllm.gateway.envoy.settings import EnvoySettings, heap_for
 
     return EnvoySettings(
         host=options.host,
@@ -176,6 +177,7 @@ def envoy_settings(options: GatewayOptions, folder: Path) -> EnvoySettings:
         max_connections=options.max_connections,
         idle_seconds=options.idle_seconds,
         stream_idle_seconds=options.stream_idle_seconds,
+        heap_bytes=heap_for(memory_bytes()),
         trusted_proxies=options.trusted_proxies,
         cors_origins=options.cors_origin,
     )

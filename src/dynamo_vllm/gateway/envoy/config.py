@@ -58,6 +58,9 @@ BEFORE_BODY = (
     DECLARED,
 )
 """Headers from which the control app decides before a body is read; Host is passed always."""
+HEAP = "envoy.resource_monitors.fixed_heap"
+SHRINK_FROM, REFUSE_FROM, RESET_FROM, RESET_ALL = 0.5, 0.85, 0.88, 0.98
+"""Parts of `EnvoySettings.heap_bytes`."""
 CONTROL_SECONDS = 75
 """More than a request may wait there for its turn."""
 RETRIES = 8
@@ -75,15 +78,7 @@ def document(s: EnvoySettings) -> Json:
             "listeners": listeners,
             "clusters": clusters.every(s),
         },
-        "overload_manager": {
-            "resource_monitors": [
-                typed(
-                    "envoy.resource_monitors.global_downstream_max_connections",
-                    "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
-                    max_active_downstream_connections=s.max_connections,
-                )
-            ]
-        },
+        "overload_manager": _overload(s),
         # A client that resets streams as fast as it opens them is cut off.
         "layered_runtime": {
             "layers": [
@@ -96,6 +91,36 @@ def document(s: EnvoySettings) -> Json:
                 }
             ]
         },
+    }
+
+
+def _overload(s: EnvoySettings) -> Json:
+    """Bound the memory of all clients together; `PendingBodies` bounds that of one tenant before."""
+
+    def action(name: str, trigger: Json) -> Json:
+        return {"name": f"envoy.overload_actions.{name}", "triggers": [{"name": HEAP, **trigger}]}
+
+    resets = {"scaled": {"scaling_threshold": RESET_FROM, "saturation_threshold": RESET_ALL}}
+    return {
+        "refresh_interval": "0.25s",
+        "resource_monitors": [
+            typed(
+                "envoy.resource_monitors.global_downstream_max_connections",
+                "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                max_active_downstream_connections=s.max_connections,
+            ),
+            typed(
+                HEAP,
+                "envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig",
+                max_heap_size_bytes=s.heap_bytes,
+            ),
+        ],
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": 20},
+        "actions": [
+            action("shrink_heap", {"threshold": {"value": SHRINK_FROM}}),
+            action("stop_accepting_requests", {"threshold": {"value": REFUSE_FROM}}),
+            action("reset_high_memory_stream", resets),  # of HTTP/2 alone, as Envoy 1.40 has it
+        ],
     }
 
 
@@ -155,7 +180,7 @@ def _manager(s: EnvoySettings) -> Json:
         },
         "request_headers_timeout": "15s",
         "stream_idle_timeout": f"{s.stream_idle_seconds}s",
-        "request_timeout": "0s",
+        "request_timeout": f"{s.body_seconds}s",
         "local_reply_config": logs.own_errors(),
         "route_config": {"name": "routes", "virtual_hosts": [_virtual_host(s)]},
         "http_filters": _filters(s),
@@ -186,6 +211,7 @@ def _status(s: EnvoySettings) -> Json:
     return {
         "name": "status",
         "ignore_global_conn_limit": True,
+        "bypass_overload_manager": True,  # a probe must not end an Envoy that has much to do
         "address": address(s.status_host or "127.0.0.1", s.status_port),
         "filter_chains": [
             {
