@@ -13,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dynamo_vllm.gateway.exchange import FORWARDED, JSON, answered, json_reply, unreachable
+from dynamo_vllm.gateway.identity import models_of
+from dynamo_vllm.gateway.replies import GatewayError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,14 +58,18 @@ class Models:
         listed = _decoded(answer)
         if answer.status_code != 200 or not isinstance(listed.get("data"), list):
             return _passed_on(answer)
-        cards = await self._cards([str(one.get("id")) for one in listed["data"]])
-        if cards is None:
-            return _passed_on(answer)
-        return json_reply({**listed, "data": merged(listed["data"], cards, adds=not _is_anthropic(request))})
+        models: list[Model] = listed["data"]
+        cards = await self._cards([str(model.get("id")) for model in models])
+        if cards is not None:
+            models = merged(models, cards, adds=not _is_anthropic(request))
+        return json_reply({**listed, **of_caller(models, listed, models_of(request.headers))})
 
     async def _one(self, request: Request) -> Response:
+        model_id: str = request.path_params["model_id"]
+        allowed = models_of(request.headers)
+        if allowed is not None and not _is_below(model_id, allowed):
+            raise GatewayError(404, f"there is no model {model_id!r} for this key", parameter="model")
         answer = await self._ask(request)
-        model_id = request.path_params["model_id"]
         found = _decoded(answer)
         if answer.status_code == 200 and found.get("id") != model_id:
             return _passed_on(answer)  # not a model, but something below one
@@ -108,6 +114,18 @@ def merged(listed: Sequence[Model], cards: Sequence[WorkerCard], *, adds: bool =
                 own = {"id": name, "object": "model", "created": BEGAN, "owned_by": OWNER}
                 made.append({**own, "context_window": card.max_model_len, **told[name]})
     return made
+
+
+def of_caller(models: Sequence[Model], listed: Model, allowed: frozenset[str] | None) -> Model:
+    """Return those of the models that the caller's key is for, and the ends of the list where it has some."""
+    mine = [model for model in models if allowed is None or model.get("id") in allowed]
+    ends = {"first_id": mine[0]["id"] if mine else None, "last_id": mine[-1]["id"] if mine else None}
+    return {"data": mine, **{name: value for name, value in ends.items() if name in listed}}
+
+
+def _is_below(path: str, allowed: frozenset[str]) -> bool:
+    """Return whether a path is a model, or something below one; a name may have slashes."""
+    return any(path == model or path.startswith(model + "/") for model in allowed)
 
 
 def _is_anthropic(request: Request) -> bool:

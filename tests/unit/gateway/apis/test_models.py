@@ -9,6 +9,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.apis.models import Models, merged
 from dynamo_vllm.serving.calls.card import WorkerCard
 
@@ -72,3 +73,36 @@ async def test_answer_of_the_frontend_passes_while_workers_are_silent(
             found = await client.get(path + "?limit=5")
     assert (found.status_code, found.json()) == (status, body)
     assert asked == [f"{path}?limit=5".encode()]
+
+
+def list_of(key_models: tuple[str, ...] | None, cards: list[WorkerCard] | None) -> tuple[Any, dict[str, str]]:
+    class Workers:
+        async def every(self, names: object) -> list[WorkerCard]:
+            return cards if cards is not None else await Silent().every(names)
+
+    headers = {} if key_models is None else {identity.MODELS: identity.models_text(key_models)}
+    return Workers(), headers
+
+
+@pytest.mark.parametrize("cards", [[card("whisper", apis=(), kind="transcription")], None])
+@pytest.mark.parametrize(
+    ("path", "status", "ids"),
+    [("/v1/models", 200, ["new"]), ("/v1/models/new", 200, None), ("/v1/models/chat", 404, None)],
+)
+async def test_a_key_for_some_models_sees_no_others(
+    cards: list[WorkerCard] | None, path: str, status: int, ids: list[str] | None
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        page = {"object": "list", "data": LISTED, "first_id": "chat", "last_id": "new"}
+        return httpx.Response(200, json=page if request.url.path == "/v1/models" else LISTED[1])
+
+    workers, headers = list_of(("new", "gone"), cards)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://f") as frontend:
+        routes = Models(frontend, workers, workers_seconds=0.01).routes()
+        own = httpx.ASGITransport(Starlette(routes=routes))
+        async with httpx.AsyncClient(transport=own, base_url="http://own") as client:
+            reply = await client.get(path, headers=headers)
+    assert reply.status_code == status
+    if ids is not None:
+        assert [model["id"] for model in reply.json()["data"]] == ids
+        assert (reply.json()["first_id"], reply.json()["last_id"]) == ("new", "new")
