@@ -34,10 +34,16 @@ class ControlApp:
     """An ASGI application."""
 
     def __init__(
-        self, authorizer: Authorizer, routes: Sequence[BaseRoute], metrics: Callable[[], Awaitable[str]]
+        self,
+        authorizer: Authorizer,
+        routes: Sequence[BaseRoute],
+        metrics: Callable[[], Awaitable[str]],
+        stopped: Callable[[], Sequence[str]],
     ) -> None:
+        """`stopped` names the threads and loops that should run and do not."""
         self._authorizer = authorizer
         self._metrics = metrics
+        self._stopped = stopped
         self._apis = Starlette(
             routes=list(routes),
             exception_handlers={GatewayError: _refused, 404: _unknown, 405: _unknown, Exception: _failed},
@@ -79,7 +85,9 @@ class ControlApp:
 
     async def _status(self, path: str, send: Send) -> None:
         if path == "/live":
-            await respond(send, 200, [], b"")
+            stopped = self._stopped()
+            text = f"not running any more: {', '.join(stopped)}\n" if stopped else ""
+            await respond(send, 503 if stopped else 200, [], text.encode())
         elif path == "/metrics":
             text = await self._metrics()
             await respond(send, 200, [(b"content-type", b"text/plain; version=0.0.4")], text.encode())

@@ -134,7 +134,7 @@ class Control:
                 *of_workers,
                 *self._keeping(frontend, lines, stack),
             ]
-            app = ControlApp(authorizer, routes, self.figures.text)
+            app = ControlApp(authorizer, routes, self.figures.text, self.stopped)
             stack.enter_context(ended_requests.listening(self._folder / PIPE, self._has_ended))
             sockets = stack.enter_context(self._sockets())
             server = Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
@@ -154,6 +154,11 @@ class Control:
                     task.cancel()
         logger.error("the runtime stopped serving")
         return 1
+
+    def stopped(self) -> list[str]:
+        """Name the threads and loops that should run and do not."""
+        is_silent = self.database.silent_seconds > THREAD_SECONDS
+        return ["the database's thread"] * is_silent + self.heartbeats.stopped()
 
     def _keeping(
         self, frontend: httpx.AsyncClient, lines: httpx.AsyncClient, stack: contextlib.AsyncExitStack
