@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
+import errno
+import logging
+import sqlite3
+import sys
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import msgspec
 from starlette.responses import Response
 
+from dynamo_vllm.gateway.database import DatabaseAway
 from dynamo_vllm.gateway.identity import caller_of
 from dynamo_vllm.gateway.replies import GatewayError
 
@@ -19,9 +26,15 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Request], Awaitable[Response]]
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 BODY_BYTES = 45 << 20
 """The frontend takes no longer ones either."""
+PIECE_BYTES = 1 << 20
+QUIET_SECONDS = 60.0
+DISK_FULL = "53100"
+"""PostgreSQL's code."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 CONNECT_SECONDS = 10.0
 FORWARDED = ("traceparent", "tracestate", "x-request-id")
 JSON = "application/json"
@@ -42,9 +55,67 @@ def answered(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except GatewayError as exc:
-            return Response(exc.body(), exc.status, exc.headers, JSON)
+            return refusal_reply(exc)
+        except Exception as exc:
+            if (refusal := storage_refusal(exc)) is None:
+                raise
+            return refusal_reply(refusal)
 
     return handle
+
+
+def refusal_reply(exc: GatewayError) -> Response:
+    return Response(exc.body(), exc.status, exc.headers, JSON)
+
+
+def storage_refusal(exc: Exception) -> GatewayError | None:
+    """Return what clients get when the database or a disk fails; None for another exception.
+
+    The log says why, once a minute for the same reason.
+    """
+    if not _is_storage_fault(exc):
+        return None
+    text = str(exc).strip()
+    _fault_log.warn(f"{type(exc).__name__}: {text}")
+    if _is_full(exc, text):
+        return GatewayError(
+            507, "the gateway cannot write: its disk or database is full", code="storage_full"
+        )
+    return GatewayError(
+        503,
+        "the gateway's database cannot be used now; try again later",
+        code="storage_unavailable",
+        headers={"retry-after": "5"},
+    )
+
+
+def _is_storage_fault(exc: Exception) -> bool:
+    if isinstance(exc, OSError):
+        return exc.errno in _FULL
+    psycopg = sys.modules.get("psycopg")
+    servers = () if psycopg is None else (psycopg.OperationalError, psycopg.InterfaceError)
+    return isinstance(exc, (sqlite3.OperationalError, DatabaseAway, *servers))
+
+
+def _is_full(exc: Exception, text: str) -> bool:
+    return isinstance(exc, OSError) or "is full" in text or getattr(exc, "sqlstate", None) == DISK_FULL
+
+
+class _FaultLog:
+    """Logs a reason once in a while, as every request meets it."""
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._quiet_until = 0.0
+
+    def warn(self, reason: str) -> None:
+        now = time.monotonic()
+        if reason != self._reason or now > self._quiet_until:
+            self._reason, self._quiet_until = reason, now + QUIET_SECONDS
+            logger.warning("the gateway's storage fails: %s", reason)
+
+
+_fault_log = _FaultLog()
 
 
 def json_reply(value: object, status: int = 200) -> Response:
@@ -77,6 +148,19 @@ def decoded(body: bytes, shape: type[T]) -> T:
         raise GatewayError(400, f"the body is not what this route takes: {exc}") from None
     except RecursionError:
         raise GatewayError(400, "the body is nested too deeply") from None
+
+
+def is_utf8(data: bytes) -> bool:
+    """Return whether it is UTF-8, without a second copy of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    view = memoryview(data)
+    try:
+        for start in range(0, len(data), PIECE_BYTES):
+            decoder.decode(view[start : start + PIECE_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def whole_number(request: Request, name: str, default: int, least: int, most: int) -> int:
