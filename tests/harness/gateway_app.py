@@ -32,7 +32,7 @@ def app(settings: dict[str, Any]) -> Starlette:
     folder = Path(settings["folder"])
     frontend = httpx.AsyncClient(base_url=settings["frontend"], transport=Transport())
     database = Database(settings.get("database") or f"sqlite:///{folder / 'gateway.db'}", schema.ALL)
-    responses = Responses(database, frontend, **settings.get("responses", {}))
+    responses = Responses(database, frontend, OpenGate(), **settings.get("responses", {}))
     batches = Batches(database, frontend, folder, OpenGate(), **settings.get("batches", {}))
     options = FindOptions(file_kv=settings.get("discovery"))
     directory = Directory(options.namespace, lambda where: runtime.caller(options, where).endpoint(where))

@@ -26,3 +26,6 @@ class Gate(Protocol):
 
     def ended(self, request_id: str) -> None:
         """Note that a request that was admitted has ended, with or without an answer."""
+
+    def is_valid(self, key_id: str) -> bool:
+        """Return whether the key was neither revoked nor has expired: what runs for long asks again."""

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Raw
 
-from dynamo_vllm.gateway.exchange import decoded
+from dynamo_vllm.gateway.exchange import decoded, is_utf8
 from dynamo_vllm.gateway.replies import GatewayError
-from dynamo_vllm.gateway.responses.items import NULL, Fields, Item, input_items, joined, raw
+from dynamo_vllm.gateway.responses.items import NULL, REFERENCE, Fields, Item, input_items, joined, raw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+FIELD_BYTES = 8 << 20
+"""For all that is no item: instructions, tools and so on. A field takes more memory than it has bytes."""
 _ECHOED: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -40,23 +43,21 @@ class Asked:
 
     fields: Fields
     items: list[Item]
+    """Not read of a plain request."""
     previous: str | None
+    is_plain: bool
+    """Whether the frontend can answer it alone."""
     is_stored: bool
     is_streamed: bool
     is_background: bool
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether the frontend can answer it alone."""
-        refers = any(item.reference is not None for item in self.items)
-        return self.previous is None and not self.is_stored and not refers
-
-    def for_frontend(self, history: Sequence[str], items: Sequence[Item]) -> bytes:
-        """Return the body with the history before the new items."""
-        return body_for_frontend(self.fields, [*history, *(item.body for item in items)], self.is_stored)
+    def for_frontend(self, items: Sequence[bytes]) -> bytes:
+        """Return the body with these items: the history and what they stand for."""
+        return body_for_frontend(self.fields, joined(items), self.is_stored)
 
 
 class _Settings(msgspec.Struct):
+    input: Raw = NULL
     previous_response_id: str | None = None
     store: bool | None = None
     stream: bool | None = None
@@ -65,8 +66,17 @@ class _Settings(msgspec.Struct):
 
 def read(body: bytes) -> Asked:
     """Return the request; raise GatewayError for one that cannot be done here."""
-    fields = decoded(body, dict[str, msgspec.Raw])
+    if not is_utf8(body):
+        raise GatewayError(400, "the body is not UTF-8")
     settings = decoded(body, _Settings)
+    field_bytes = len(body) - memoryview(settings.input).nbytes
+    if field_bytes > FIELD_BYTES:
+        raise GatewayError(
+            413,
+            f"the fields beside input have {field_bytes} bytes; at most {FIELD_BYTES} are possible",
+            code="request_too_large",
+        )
+    fields = decoded(body, Fields)
     if fields.get("conversation", NULL) != NULL:
         raise GatewayError(
             400,
@@ -85,18 +95,21 @@ def read(body: bytes) -> Asked:
             code="unsupported_parameter",
             parameter="stream",
         )
+    refers = REFERENCE.encode() in memoryview(settings.input).tobytes()
+    is_plain = settings.previous_response_id is None and not is_stored and not refers
     return Asked(
         fields=fields,
-        items=input_items(fields.get("input")),
+        items=[] if is_plain else input_items(fields.get("input")),
         previous=settings.previous_response_id,
+        is_plain=is_plain,
         is_stored=is_stored,
         is_streamed=settings.stream is True,
         is_background=is_background,
     )
 
 
-def body_for_frontend(fields: Fields, items: Sequence[str], is_stored: bool) -> bytes:
-    ours = {"input": joined(items), "store": raw(is_stored)}
+def body_for_frontend(fields: Fields, items: Raw, is_stored: bool) -> bytes:
+    ours = {"input": items, "store": raw(is_stored)}
     others = {k: v for k, v in fields.items() if k not in ("previous_response_id", "background")}
     return msgspec.json.encode(others | ours)
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.exchange import (
     JSON,
     answered,
@@ -20,15 +21,25 @@ from dynamo_vllm.gateway.exchange import (
     read_answer,
     read_body,
     send,
+    storage_refusal,
     while_connected,
     whole_number,
 )
 from dynamo_vllm.gateway.identity import caller_of
 from dynamo_vllm.gateway.replies import GatewayError
-from dynamo_vllm.gateway.responses import stream
-from dynamo_vllm.gateway.responses.asked import queued, read
+from dynamo_vllm.gateway.responses import history, stream
+from dynamo_vllm.gateway.responses.asked import body_for_frontend, queued, read
 from dynamo_vllm.gateway.responses.background import PATH, Background, kept_body, shown
-from dynamo_vllm.gateway.responses.items import Fields, Item, joined, listed, new_id, output_items, raw
+from dynamo_vllm.gateway.responses.items import (
+    NULL,
+    Fields,
+    Item,
+    joined,
+    listed,
+    new_id,
+    output_items,
+    raw,
+)
 from dynamo_vllm.gateway.responses.store import New, ResponseStore, absent
 
 if TYPE_CHECKING:
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from dynamo_vllm.gateway.database import Database, Transaction
+    from dynamo_vllm.gateway.deferred import Gate
     from dynamo_vllm.gateway.responses.asked import Asked
 
 logger = logging.getLogger(__name__)
@@ -53,6 +65,7 @@ class Responses:
         self,
         database: Database,
         frontend: httpx.AsyncClient,
+        gate: Gate | None = None,
         *,
         days: float = DAYS,
         tenant_bytes: int = TENANT_BYTES,
@@ -63,7 +76,12 @@ class Responses:
         self._frontend = frontend
         self._store = ResponseStore(days, tenant_bytes)
         self._background = Background(
-            database, self._store, frontend, concurrency=background_concurrency, beat_seconds=beat_seconds
+            database,
+            self._store,
+            frontend,
+            gate,
+            concurrency=background_concurrency,
+            beat_seconds=beat_seconds,
         )
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -98,38 +116,54 @@ class Responses:
         tenant = caller_of(request.headers).tenant
         if asked.is_stored:
             self._store.refuse_too_large(asked.items)
-        history, items = await self._database.run(lambda t: self._before(t, asked, tenant))
         if asked.is_background:
-            return await self._queue(asked, items, tenant, headers)
-        whole = asked.for_frontend(history, items)
+            return await self._queue(request, asked, headers)
+        items, whole = await self._whole(asked, tenant)
         answer = await while_connected(request, send(self._frontend, PATH, whole, headers))
         ours = {"previous_response_id": raw(asked.previous), "store": raw(asked.is_stored)}
 
-        async def keep(response: Fields) -> None:
-            if asked.is_stored:
-                await self._keep(response, asked.previous, items, tenant)
+        async def keep(response: Fields) -> Fields:
+            return await self._kept(response, asked.previous, items, tenant) if asked.is_stored else response
 
         if asked.is_streamed:
             return stream.Relayed(answer, stream.changed(answer, ours, keep))
         whole_answer = await while_connected(request, read_answer(answer))
-        response = msgspec.json.decode(whole_answer, type=Fields) | ours
-        await keep(response)
-        return json_reply(response)
+        return json_reply(await keep(msgspec.json.decode(whole_answer, type=Fields) | ours))
+
+    async def _whole(self, asked: Asked, tenant: str) -> tuple[list[Item], bytes]:
+        """Return the items with what they stand for, and the body for the frontend."""
+
+        def work(t: Transaction) -> tuple[list[Item], list[bytes]]:
+            items = self._store.resolved(t, asked.items, asked.previous, tenant)
+            before = [] if asked.previous is None else history.bodies(t, asked.previous)
+            return items, before + history.with_originals(t, items)
+
+        items, bodies = await self._database.run(work)
+        return items, asked.for_frontend(bodies)
 
     async def _plain(self, request: Request, body: bytes, headers: dict[str, str], asked: Asked) -> Response:
         """Pass on what needs no history, byte by byte."""
         if "background" in asked.fields or "previous_response_id" in asked.fields:
-            body = asked.for_frontend([], asked.items)
+            body = body_for_frontend(asked.fields, asked.fields.get("input", NULL), asked.is_stored)
         answer = await while_connected(request, send(self._frontend, PATH, body, headers))
         if asked.is_streamed:
             return stream.Relayed(answer, stream.unchanged(answer))
         return Response(await while_connected(request, read_answer(answer)), media_type=JSON)
 
-    def _before(self, t: Transaction, asked: Asked, tenant: str) -> tuple[list[str], list[Item]]:
-        items = self._store.resolved(t, asked.items, tenant)
-        if asked.previous is None:
-            return [], items
-        return self._store.history(t, asked.previous, tenant), items
+    async def _kept(self, response: Fields, previous: str | None, items: list[Item], tenant: str) -> Fields:
+        """Keep an answer, and return it as the client gets it: what cannot be kept is still an answer."""
+        try:
+            await self._keep(response, previous, items, tenant)
+        except GatewayError as exc:
+            reason = exc.message
+        except Exception as exc:
+            refusal = storage_refusal(exc)
+            reason = "the gateway failed; its log says why" if refusal is None else refusal.message
+            if refusal is None:
+                logger.exception("a response cannot be kept")
+        else:
+            return response
+        return response | {"store": raw(False), "warning": raw(f"this response is not kept: {reason}")}
 
     async def _keep(self, response: Fields, previous: str | None, items: list[Item], tenant: str) -> None:
         response_id, status = (msgspec.json.decode(response[name], type=str) for name in ("id", "status"))
@@ -144,30 +178,36 @@ class Responses:
         )
         await self._database.run(lambda t: self._store.keep(t, new))
 
-    async def _queue(self, asked: Asked, items: list[Item], tenant: str, headers: dict[str, str]) -> Response:
+    async def _queue(self, request: Request, asked: Asked, headers: dict[str, str]) -> Response:
+        caller = caller_of(request.headers)
         response_id = new_id("resp_")
         response = queued(response_id, asked)
-        request = {name: value for name, value in asked.fields.items() if name != "input"}
-        new = New(
-            id=response_id,
-            tenant=tenant,
-            previous=asked.previous,
-            status="queued",
-            body=msgspec.json.encode(response).decode(),
-            given=items,
-            is_background=True,
-            request=msgspec.json.encode(request).decode(),
-            headers=msgspec.json.encode(headers).decode(),
-        )
-        await self._database.run(lambda t: self._store.keep(t, new))
+        fields = {name: value for name, value in asked.fields.items() if name != "input"}
+        headers = headers | {identity.KEY: caller.key_id, identity.REQUEST: caller.request_id or response_id}
+
+        def work(t: Transaction) -> None:
+            self._background.refuse_too_many(t, caller.tenant)
+            new = New(
+                id=response_id,
+                tenant=caller.tenant,
+                previous=asked.previous,
+                status="queued",
+                body=msgspec.json.encode(response).decode(),
+                given=self._store.resolved(t, asked.items, asked.previous, caller.tenant),
+                is_background=True,
+                request=msgspec.json.encode(fields).decode(),
+                headers=msgspec.json.encode(headers).decode(),
+            )
+            self._store.keep(t, new)
+
+        await self._database.run(work)
         self._background.nudge()
         return json_reply(response | {"output": joined([])})
 
     async def _input_tokens(self, request: Request) -> Response:
         asked = read(await read_body(request))
         tenant = caller_of(request.headers).tenant
-        history, items = await self._database.run(lambda t: self._before(t, asked, tenant))
-        whole = asked.for_frontend(history, items)
+        _, whole = await self._whole(asked, tenant)
         path, headers = f"{PATH}/input_tokens", headers_for_frontend(request)
         counted = await while_connected(request, ask(self._frontend, path, whole, headers))
         return Response(counted, media_type=JSON)
@@ -217,8 +257,9 @@ class Responses:
             try:
                 while await self._database.run(self._store.sweep):
                     pass
-            except Exception:
-                logger.exception("old responses cannot be forgotten; trying again")
+            except Exception as exc:
+                if storage_refusal(exc) is None:
+                    logger.exception("old responses cannot be forgotten; trying again")
             await asyncio.sleep(SWEEP_SECONDS)
 
 

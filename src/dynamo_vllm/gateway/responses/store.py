@@ -1,8 +1,9 @@
 """Keeps responses: what each was asked, what it answered, and which one it follows.
 
 A response keeps only its own input and output; those of the responses before it are found along `previous`. A
-response that another one follows stays after its time until the last follower's has come, but cannot be
-retrieved any more. One that the client deletes is gone at once, and its followers can no longer be continued.
+response that another one follows, or names an item of, stays after its time until the last follower's has
+come, but cannot be retrieved any more. One that the client deletes is gone at once, and its followers can no
+longer be continued.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from typing import TYPE_CHECKING
 
 from dynamo_vllm.gateway import kept
 from dynamo_vllm.gateway.replies import GatewayError
-from dynamo_vllm.gateway.responses.items import Item
+from dynamo_vllm.gateway.responses import history
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dynamo_vllm.gateway.database import Row, Transaction
+    from dynamo_vllm.gateway.responses.items import Item
 
 KIND = "responses"
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 DAY_SECONDS = 86400.0
 SWEPT_TOGETHER = 500
-LONGEST_CHAIN = 10_000
-_FIELDS = "id, tenant, previous, status, background, body, request, headers, owner, starts"
-_CHAIN = f"""
-    WITH RECURSIVE chain (id, previous, depth) AS (
-        SELECT id, previous, 0 FROM gateway_responses WHERE id = ?
-        UNION ALL
-        SELECT r.id, r.previous, c.depth + 1
-        FROM gateway_responses r JOIN chain c ON r.id = c.previous WHERE c.depth < {LONGEST_CHAIN}
-    )
-"""
+RESPONSE_BYTES = 512
+ITEM_BYTES = 256
+"""What a row takes beside its text, with its ids in the indexes."""
+FIELDS = "id, tenant, previous, status, background, body, request, headers, owner, starts"
+_BESIDE = (
+    "gateway_response_item_names",
+    "gateway_response_references",
+    "gateway_response_sizes",
+    "gateway_response_items",
+)
+"""Tables with rows of each response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,16 @@ class Kept:
     headers: str | None
     owner: str | None
     starts: int
-    output: list[str] = field(default_factory=list)
+    output: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An item that later requests can name."""
+
+    id: str
+    position: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +89,31 @@ class ResponseStore:
         self._tenant_bytes = tenant_bytes
         self._now = clock
 
-    def refuse_too_large(self, items: Sequence[Item]) -> None:
+    def resolved(
+        self, t: Transaction, items: Sequence[Item], previous: str | None, tenant: str
+    ) -> list[Item]:
+        """Return the items with the origins of references.
+
+        Raise GatewayError if something is missing, or if all of it with the history is too long.
+        """
+        if previous is not None:
+            self._refuse_unanswered(t, previous, tenant)
+        items = history.resolved(t, items, tenant, self._now())
+        history.refuse_too_long(t, previous, items)
+        return items
+
+    def refuse_too_large(self, items: Iterable[Item]) -> None:
         """Raise GatewayError for an input that could not be kept."""
-        if sum(len(item.body) for item in items) > self._tenant_bytes:
-            raise GatewayError(
-                413,
-                f"the input is longer than the {self._tenant_bytes} bytes that are kept; send store: false",
-                parameter="store",
-            )
+        size = RESPONSE_BYTES + sum(map(_stored_bytes, items))
+        if size > self._tenant_bytes:
+            raise self._too_large(size)
 
     def keep(self, t: Transaction, new: New) -> None:
         now = self._now()
-        size = len(new.body) + len(new.request or "")
         t.execute(
             "INSERT INTO gateway_responses (id, tenant, previous, created, expires, status, background,"
             " body, bytes, request, headers, owner, beat, starts)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, NULL, 0, 0)",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, NULL, ?, 0)",
             new.id,
             new.tenant,
             new.previous,
@@ -103,16 +124,35 @@ class ResponseStore:
             new.body,
             new.request,
             new.headers,
+            now,
         )
-        size += self._add_items(t, new.id, new.given, 0, is_output=False)
-        size += self._add_items(t, new.id, new.made, len(new.given), is_output=True)
-        self._count(t, new.id, new.tenant, size)
+        items = [*new.given, *new.made]
+        t.execute(
+            "INSERT INTO gateway_response_sizes (response, items, bytes) VALUES (?, ?, ?)",
+            new.id,
+            len(items),
+            sum(item.size for item in items),
+        )
+        size = RESPONSE_BYTES + sum(map(_text_bytes, (new.body, new.request, new.headers)))
+        size += _add_items(t, new.id, new.given, 0, is_output=False)
+        size += _add_items(t, new.id, new.made, len(new.given), is_output=True)
+        if new.status in history.ANSWERED:
+            _add_names(t, new.id, new.tenant, names_of(items))
+        if size > self._tenant_bytes or not self._count(t, new.id, new.tenant, size):
+            raise self._too_large(size)
 
-    def finish(self, t: Transaction, response: Kept, status: str, body: str, made: Sequence[Item]) -> None:
-        """Write down the answer of a background response."""
-        (first,) = t.one("SELECT COUNT(*) FROM gateway_response_items WHERE response = ?", response.id) or (
-            0,
-        )
+    def finish(
+        self,
+        t: Transaction,
+        response: Kept,
+        status: str,
+        body: str,
+        made: Sequence[Item],
+        names: Sequence[Name] = (),
+    ) -> None:
+        """Write down the answer of a background response; `names` are of its input."""
+        row = t.one("SELECT COUNT(*) FROM gateway_response_items WHERE response = ?", response.id)
+        first = 0 if row is None else int(row[0])
         t.execute(
             "UPDATE gateway_responses SET status = ?, body = ?, request = NULL, headers = NULL, owner = NULL"
             " WHERE id = ?",
@@ -120,66 +160,41 @@ class ResponseStore:
             body,
             response.id,
         )
-        size = len(body) - len(response.body) - len(response.request or "")
-        size += self._add_items(t, response.id, made, int(first), is_output=True)
+        t.execute(
+            "UPDATE gateway_response_sizes SET items = items + ?, bytes = bytes + ? WHERE response = ?",
+            len(made),
+            sum(item.size for item in made),
+            response.id,
+        )
+        size = _text_bytes(body) - sum(map(_text_bytes, (response.body, response.request, response.headers)))
+        size += _add_items(t, response.id, made, first, is_output=True)
+        if status in history.ANSWERED:
+            _add_names(t, response.id, response.tenant, [*names, *names_of(made, first)])
         self._count(t, response.id, response.tenant, size)
 
     def get(self, t: Transaction, response_id: str, tenant: str) -> Kept | None:
         """Return a response of this tenant with its output."""
-        found = self._row(t, response_id, tenant)
-        if found is None:
+        row = self._row(t, response_id, tenant)
+        if row is None:
             return None
         rows = t.all(
             "SELECT body FROM gateway_response_items WHERE response = ? AND is_output = 1 ORDER BY position",
             response_id,
         )
-        return _kept(found, [str(body) for (body,) in rows])
+        return kept_of(row, [str(body).encode() for (body,) in rows])
 
-    def history(self, t: Transaction, response_id: str, tenant: str) -> list[str]:
+    def history(self, t: Transaction, response_id: str, tenant: str) -> list[bytes]:
         """Return the items of a response and of all before it; raise GatewayError if one is missing."""
-        found = self._row(t, response_id, tenant)
-        if found is None:
-            raise not_found(response_id)
-        status = _kept(found).status
-        if status not in ("completed", "incomplete"):
-            raise GatewayError(400, f"response {response_id!r} is {status}", parameter="previous_response_id")
-        beginning = t.one(f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1", response_id)
-        if beginning is not None and beginning[0] is not None:
-            raise not_found(str(beginning[0]), " (an earlier one of this conversation)")
-        rows = t.all(
-            f"{_CHAIN} SELECT i.body FROM chain c JOIN gateway_response_items i ON i.response = c.id"
-            " ORDER BY c.depth DESC, i.position",
-            response_id,
-        )
-        return [str(body) for (body,) in rows]
-
-    def resolved(self, t: Transaction, items: Sequence[Item], tenant: str) -> list[Item]:
-        """Replace references by what they stand for."""
-        return [item if item.reference is None else self._referred(t, item, tenant) for item in items]
+        self._refuse_unanswered(t, response_id, tenant)
+        return history.bodies(t, response_id)
 
     def inputs(
         self, t: Transaction, response_id: str, tenant: str, order: str, after: str | None, limit: int
-    ) -> tuple[list[tuple[str, str]], bool]:
+    ) -> tuple[list[tuple[str, bytes]], bool]:
         """Return ids and bodies of the input, and whether there are more."""
         if self._row(t, response_id, tenant) is None:
             raise absent(response_id)
-        rows = [
-            (str(item_id), str(body))
-            for item_id, body in t.all(
-                f"{_CHAIN} SELECT i.id, i.body FROM chain c JOIN gateway_response_items i"
-                " ON i.response = c.id WHERE c.depth > 0 OR i.is_output = 0"
-                " ORDER BY c.depth DESC, i.position",
-                response_id,
-            )
-        ]
-        if order == "desc":
-            rows.reverse()
-        if after is not None:
-            ids = [item_id for item_id, _ in rows]
-            if after not in ids:
-                raise GatewayError(400, f"there is no item {after!r}", parameter="after")
-            rows = rows[ids.index(after) + 1 :]
-        return rows[:limit], len(rows) > limit
+        return history.page(t, response_id, order, after, limit)
 
     def delete(self, t: Transaction, response_id: str, tenant: str) -> None:
         if self._row(t, response_id, tenant) is None:
@@ -188,118 +203,57 @@ class ResponseStore:
 
     def in_background(self, t: Transaction, response_id: str, tenant: str) -> Kept:
         """Return a response that can be cancelled; raise GatewayError for another one."""
-        found = self.get(t, response_id, tenant)
-        if found is None:
+        response = self.get(t, response_id, tenant)
+        if response is None:
             raise absent(response_id)
-        if not found.is_background:
+        if not response.is_background:
             raise GatewayError(400, "only a response made with background: true can be cancelled")
-        return found
+        return response
 
     def sweep(self, t: Transaction) -> int:
         """Forget responses whose time has come, some at a time; return how many."""
         rows = t.all(
             "SELECT id FROM gateway_responses r WHERE expires < ? AND NOT EXISTS"
-            " (SELECT 1 FROM gateway_responses f WHERE f.previous = r.id) LIMIT ?",
+            " (SELECT 1 FROM gateway_responses f WHERE f.previous = r.id) AND NOT EXISTS"
+            " (SELECT 1 FROM gateway_response_references f WHERE f.target = r.id) LIMIT ?",
             self._now(),
             SWEPT_TOGETHER,
         )
         self._drop(t, [str(response_id) for (response_id,) in rows])
         return len(rows)
 
-    def waiting(self, t: Transaction, stale_seconds: float, limit: int) -> list[str]:
-        """Return background responses that nobody runs."""
-        rows = t.all(
-            "SELECT id FROM gateway_responses WHERE status = 'queued'"
-            " OR (status = 'in_progress' AND beat < ?) ORDER BY created LIMIT ?",
-            self._now() - stale_seconds,
-            limit,
-        )
-        return [str(response_id) for (response_id,) in rows]
-
-    def claim(self, t: Transaction, response_id: str, owner: str, stale_seconds: float) -> Kept | None:
-        """Return a response that is ours to run from now on; None if another gateway was faster."""
-        now = self._now()
-        changed = t.execute(
-            "UPDATE gateway_responses SET status = 'in_progress', owner = ?, beat = ?, starts = starts + 1"
-            " WHERE id = ? AND (status = 'queued' OR (status = 'in_progress' AND beat < ?))",
-            owner,
-            now,
-            response_id,
-            now - stale_seconds,
-        )
-        found = t.one(f"SELECT {_FIELDS} FROM gateway_responses WHERE id = ?", response_id)
-        return _kept(found) if changed and found is not None else None
-
-    def beat(self, t: Transaction, response_id: str, owner: str) -> bool:
-        """Say that we still run it; return whether it is still ours, and not cancelled."""
-        return bool(
-            t.execute(
-                "UPDATE gateway_responses SET beat = ? WHERE id = ? AND owner = ? AND status = 'in_progress'",
-                self._now(),
-                response_id,
-                owner,
-            )
-        )
-
-    def given(self, t: Transaction, response_id: str) -> list[str]:
-        """Return the response's own input."""
-        rows = t.all(
-            "SELECT body FROM gateway_response_items WHERE response = ? AND is_output = 0 ORDER BY position",
-            response_id,
-        )
-        return [str(body) for (body,) in rows]
-
     def _row(self, t: Transaction, response_id: str, tenant: str) -> Row | None:
+        if "\0" in response_id:  # PostgreSQL takes none in a text
+            return None
         return t.one(
-            f"SELECT {_FIELDS} FROM gateway_responses WHERE id = ? AND tenant = ? AND expires > ?",
+            f"SELECT {FIELDS} FROM gateway_responses WHERE id = ? AND tenant = ? AND expires > ?",
             response_id,
             tenant,
             self._now(),
         )
 
-    def _referred(self, t: Transaction, item: Item, tenant: str) -> Item:
-        found = t.one(
-            "SELECT i.body FROM gateway_response_items i JOIN gateway_responses r ON r.id = i.response"
-            " WHERE i.id = ? AND r.tenant = ? LIMIT 1",
-            item.reference,
-            tenant,
-        )
-        if found is None:
-            raise GatewayError(
-                404,
-                f"item {item.reference!r} is not kept; send the item itself",
-                code="item_not_found",
-                parameter="input",
-            )
-        return Item(item.id, str(found[0]))
+    def _refuse_unanswered(self, t: Transaction, response_id: str, tenant: str) -> None:
+        row = self._row(t, response_id, tenant)
+        if row is None:
+            raise history.not_found(response_id)
+        status = kept_of(row).status
+        if status not in history.ANSWERED:
+            raise GatewayError(400, f"response {response_id!r} is {status}", parameter="previous_response_id")
 
-    def _add_items(
-        self, t: Transaction, response_id: str, items: Sequence[Item], first: int, *, is_output: bool
-    ) -> int:
-        for position, item in enumerate(items, first):
-            t.execute(
-                "INSERT INTO gateway_response_items (response, position, id, is_output, body)"
-                " VALUES (?, ?, ?, ?, ?)",
-                response_id,
-                position,
-                item.id,
-                int(is_output),
-                item.body,
-            )
-        return sum(len(item.body) for item in items)
-
-    def _count(self, t: Transaction, response_id: str, tenant: str, size: int) -> None:
+    def _count(self, t: Transaction, response_id: str, tenant: str, size: int) -> bool:
+        """Count what is kept more, forget the oldest of a full tenant; return whether all has room now."""
         t.execute("UPDATE gateway_responses SET bytes = bytes + ? WHERE id = ?", size, response_id)
         over = kept.add(t, tenant, KIND, size) - self._tenant_bytes
         while over > 0:
             rows = t.all(
                 "SELECT id, bytes FROM gateway_responses WHERE tenant = ? AND id <> ?"
-                " AND status NOT IN ('queued', 'in_progress') ORDER BY created LIMIT 20",
+                " AND status NOT IN ('queued', 'in_progress') ORDER BY created LIMIT ?",
                 tenant,
                 response_id,
+                SWEPT_TOGETHER,
             )
             if not rows:
-                return
+                return False
             oldest = []
             for older, older_size in rows:
                 oldest.append(str(older))
@@ -307,31 +261,41 @@ class ResponseStore:
                 if over <= 0:
                     break
             self._drop(t, oldest)
+        return True
 
     def _drop(self, t: Transaction, ids: Sequence[str]) -> None:
         for response_id in ids:
-            found = t.one("SELECT tenant, bytes FROM gateway_responses WHERE id = ?", response_id)
-            if found is not None:
-                kept.add(t, str(found[0]), KIND, -int(found[1]))
-            t.execute("DELETE FROM gateway_response_items WHERE response = ?", response_id)
-            t.execute("DELETE FROM gateway_responses WHERE id = ?", response_id)
+            row = t.one("SELECT tenant, bytes FROM gateway_responses WHERE id = ?", response_id)
+            # Another gateway may have been faster: its bytes are taken off once.
+            if t.execute("DELETE FROM gateway_responses WHERE id = ?", response_id) and row is not None:
+                kept.add(t, str(row[0]), KIND, -int(row[1]))
+        for table in _BESIDE if ids else ():
+            t.many(f"DELETE FROM {table} WHERE response = ?", [(response_id,) for response_id in ids])
+
+    def _too_large(self, size: int) -> GatewayError:
+        return GatewayError(
+            413,
+            f"this response takes {size} bytes; at most {self._tenant_bytes} of a tenant are kept, with those"
+            " of responses that wait or run: send store: false, or try again when they have ended",
+            code="too_large_to_keep",
+            parameter="store",
+        )
+
+
+def names_of(items: Sequence[Item], first: int = 0) -> list[Name]:
+    """Return the names of items whose positions begin with `first`."""
+    return [
+        Name(item.id, position, len(item.body))
+        for position, item in enumerate(items, first)
+        if not item.is_reference
+    ]
 
 
 def absent(response_id: str) -> GatewayError:
     return GatewayError(404, f"response {response_id!r} is not kept here", code="not_found")
 
 
-def not_found(response_id: str, which: str = "") -> GatewayError:
-    """The status and the code are OpenAI's: clients send the whole conversation again when they see them."""
-    return GatewayError(
-        400,
-        f"Previous response with id {response_id!r} not found{which}.",
-        code="previous_response_not_found",
-        parameter="previous_response_id",
-    )
-
-
-def _kept(row: Row, output: list[str] | None = None) -> Kept:
+def kept_of(row: Row, output: list[bytes] | None = None) -> Kept:
     response_id, tenant, previous, status, background, body, request, headers, owner, starts = row
     return Kept(
         id=response_id,
@@ -346,3 +310,52 @@ def _kept(row: Row, output: list[str] | None = None) -> Kept:
         starts=int(starts),
         output=output or [],
     )
+
+
+def _add_items(
+    t: Transaction, response_id: str, items: Sequence[Item], first: int, *, is_output: bool
+) -> int:
+    """Return the bytes that are kept more."""
+    numbered = list(enumerate(items, first))
+    rows = [
+        (response_id, position, item.id, int(is_output), item.body.decode()) for position, item in numbered
+    ]
+    references = [
+        (response_id, position, item.origin.response, item.origin.position)
+        for position, item in numbered
+        if item.origin is not None
+    ]
+    if rows:
+        t.many(
+            "INSERT INTO gateway_response_items (response, position, id, is_output, body)"
+            " VALUES (?, ?, ?, ?, ?)",
+            rows,
+        )
+    if references:
+        t.many(
+            "INSERT INTO gateway_response_references (response, position, target, target_position)"
+            " VALUES (?, ?, ?, ?)",
+            references,
+        )
+    return sum(map(_stored_bytes, items))
+
+
+def _add_names(t: Transaction, response_id: str, tenant: str, names: Sequence[Name]) -> None:
+    """Let requests name these items; of equal ids the last one counts."""
+    last = {name.id: name for name in names}
+    rows = [(name.id, tenant, response_id, name.position, name.bytes) for _, name in sorted(last.items())]
+    if rows:
+        t.many(
+            "INSERT INTO gateway_response_item_names (id, tenant, response, position, bytes)"
+            " VALUES (?, ?, ?, ?, ?) ON CONFLICT (id, tenant) DO UPDATE SET response = excluded.response,"
+            " position = excluded.position, bytes = excluded.bytes",
+            rows,
+        )
+
+
+def _stored_bytes(item: Item) -> int:
+    return ITEM_BYTES + len(item.body) + len(item.id)
+
+
+def _text_bytes(text: str | None) -> int:
+    return len((text or "").encode())

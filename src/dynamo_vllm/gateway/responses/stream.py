@@ -56,9 +56,9 @@ async def unchanged(answer: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def changed(
-    answer: httpx.Response, ours: Fields, keep: Callable[[Fields], Awaitable[None]]
+    answer: httpx.Response, ours: Fields, keep: Callable[[Fields], Awaitable[Fields]]
 ) -> AsyncIterator[bytes]:
-    """Yield the answer with our fields in every response; `keep` gets the last one before the client does."""
+    """Yield the answer with our fields in every response; the last one is what `keep` returns of it."""
     held = b""
     number = 0
     try:
@@ -76,12 +76,12 @@ async def changed(
                 continue
             for event in chunk[: -len(_END)].split(_END):
                 if _WHOLE in event:
-                    found = _parsed(event)
-                    number = found.sequence_number
-                    found.response.update(ours)
-                    if found.type in _FINAL:
-                        await keep(found.response)
-                    event = written(found)
+                    parsed = _parsed(event)
+                    number = parsed.sequence_number
+                    parsed.response.update(ours)
+                    if parsed.type in _FINAL:
+                        parsed.response = await keep(parsed.response)
+                    event = written(parsed)
                 yield event + _END
     except httpx.HTTPError:
         yield broken(number + 1)

@@ -1,4 +1,8 @@
-"""The tables of responses. Items are rows of their own: later requests name and list them one by one."""
+"""The tables of responses. Items are rows of their own: later requests name and list them one by one.
+
+An item that a request names by its id (`item_reference`) is a row that points to the original. So naming an
+item again costs no room; how many bytes it stands for is counted in `gateway_response_sizes`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ TABLES = (
     "CREATE INDEX IF NOT EXISTS gateway_responses_expires ON gateway_responses (expires)",
     "CREATE INDEX IF NOT EXISTS gateway_responses_previous ON gateway_responses (previous)",
     "CREATE INDEX IF NOT EXISTS gateway_responses_status ON gateway_responses (status)",
+    "CREATE INDEX IF NOT EXISTS gateway_responses_queue ON gateway_responses (status, tenant, created)",
     """CREATE TABLE IF NOT EXISTS gateway_response_items (
         response TEXT NOT NULL,
         position INTEGER NOT NULL,
@@ -32,6 +37,38 @@ TABLES = (
         PRIMARY KEY (response, position)
     )""",
     "CREATE INDEX IF NOT EXISTS gateway_response_items_id ON gateway_response_items (id)",
+    # What the items of a response have with the originals that they stand for, so that nobody adds up bodies.
+    """CREATE TABLE IF NOT EXISTS gateway_response_sizes (
+        response TEXT PRIMARY KEY,
+        items BIGINT NOT NULL,
+        bytes BIGINT NOT NULL
+    )""",
+    """CREATE TABLE IF NOT EXISTS gateway_response_references (
+        response TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        target TEXT NOT NULL,
+        target_position INTEGER NOT NULL,
+        PRIMARY KEY (response, position)
+    )""",
+    "CREATE INDEX IF NOT EXISTS gateway_response_targets ON gateway_response_references (target)",
+    # The newest item of a tenant with an id: clients choose ids of their own, and may use one many times.
+    """CREATE TABLE IF NOT EXISTS gateway_response_item_names (
+        id TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        response TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        bytes BIGINT NOT NULL,
+        PRIMARY KEY (id, tenant)
+    )""",
+    "CREATE INDEX IF NOT EXISTS gateway_response_named ON gateway_response_item_names (response)",
+    # Names for what was kept before this table existed; the bytes of its response are a bound of an item's.
+    """INSERT INTO gateway_response_item_names (id, tenant, response, position, bytes)
+        SELECT i.id, r.tenant, i.response, i.position, r.bytes
+        FROM gateway_response_items i JOIN gateway_responses r ON r.id = i.response
+        WHERE r.status IN ('completed', 'incomplete')
+        AND NOT EXISTS (SELECT 1 FROM gateway_response_item_names)
+        ORDER BY r.created DESC, i.position DESC
+        ON CONFLICT (id, tenant) DO NOTHING""",
     """CREATE TABLE IF NOT EXISTS gateway_kept (
         tenant TEXT NOT NULL,
         kind TEXT NOT NULL,

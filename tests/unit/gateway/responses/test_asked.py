@@ -18,7 +18,7 @@ def asked(**fields: Any) -> bytes:
 
 def test_history_stands_before_the_input_and_other_fields_stay() -> None:
     found = read(asked(previous_response_id="resp_1", tools=[{"a": 1.50}], instructions="be kind"))
-    sent = json.loads(found.for_frontend(['{"old":1}'], found.items))
+    sent = json.loads(found.for_frontend([b'{"old":1}', *(item.body for item in found.items)]))
     message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
     assert sent == {
         "model": "m",

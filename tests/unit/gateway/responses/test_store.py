@@ -15,6 +15,7 @@ from dynamo_vllm.gateway.responses.items import Item
 from dynamo_vllm.gateway.responses.store import DAY_SECONDS, KIND, New, ResponseStore
 
 T = TypeVar("T")
+REFERENCE = Item("r1_in", b'{"type":"item_reference","id":"r1_in"}', is_reference=True)
 
 
 class Tables:
@@ -35,8 +36,8 @@ class Tables:
             previous=previous,
             status=str(more.get("status", "completed")),
             body="{}",
-            given=[Item(f"{name}_in", "i" * size)],
-            made=[Item(f"{name}_out", f'"{name}"')],
+            given=[Item(f"{name}_in", b"i" * size)],
+            made=[Item(f"{name}_out", f'"{name}"'.encode())],
             is_background=bool(more.get("is_background")),
         )
         self.now += 1
@@ -45,11 +46,15 @@ class Tables:
     def is_kept(self, name: str, tenant: str = "a") -> bool:
         return self.run(lambda t: self.store.get(t, name, tenant)) is not None
 
-    def history(self, name: str, tenant: str = "a") -> list[str]:
+    def history(self, name: str, tenant: str = "a") -> list[bytes]:
         return self.run(lambda t: self.store.history(t, name, tenant))
 
     def rows(self) -> int:
         return len(self.run(lambda t: t.all("SELECT 1 FROM gateway_response_items"))) // 2
+
+    def count(self, table: str) -> int:
+        (row,) = self.run(lambda t: t.all(f"SELECT COUNT(*) FROM gateway_response_{table}"))
+        return int(row[0])
 
     def sweep(self) -> None:
         while self.run(self.store.sweep):
@@ -73,7 +78,7 @@ def test_history_is_the_whole_chain_in_order(tables: Tables) -> None:
     tables.keep("r2", "r1")
     tables.keep("other", "r1")
     tables.keep("r3", "r2")
-    assert tables.history("r3") == ["i", '"r1"', "i", '"r2"', "i", '"r3"']
+    assert tables.history("r3") == [b"i", b'"r1"', b"i", b'"r2"', b"i", b'"r3"']
 
 
 def test_other_tenants_find_nothing(tables: Tables) -> None:
@@ -85,7 +90,7 @@ def test_other_tenants_find_nothing(tables: Tables) -> None:
     with pytest.raises(GatewayError):
         tables.run(lambda t: tables.store.delete(t, "r1", "b"))
     with pytest.raises(GatewayError):
-        tables.run(lambda t: tables.store.resolved(t, [Item("r1_in", "", reference="r1_in")], "b"))
+        tables.run(lambda t: tables.store.resolved(t, [REFERENCE], None, "b"))
 
 
 def test_deleted_beginning_is_named_when_a_follower_is_continued(tables: Tables) -> None:
@@ -93,7 +98,7 @@ def test_deleted_beginning_is_named_when_a_follower_is_continued(tables: Tables)
     tables.keep("r2", "r1")
     tables.run(lambda t: tables.store.delete(t, "r1", "a"))
     with pytest.raises(GatewayError, match="'r1'"):
-        tables.history("r2")
+        tables.run(lambda t: tables.store.resolved(t, [], "r2", "a"))
 
 
 def test_beginning_stays_as_long_as_a_follower(tables: Tables) -> None:
@@ -103,7 +108,7 @@ def test_beginning_stays_as_long_as_a_follower(tables: Tables) -> None:
     tables.now = 35 * DAY_SECONDS
     tables.sweep()
     assert not tables.is_kept("r1")
-    assert tables.history("r2") == ["i", '"r1"', "i", '"r2"']
+    assert tables.history("r2") == [b"i", b'"r1"', b"i", b'"r2"']
     tables.now = 60 * DAY_SECONDS
     tables.sweep()
     assert tables.rows() == 0
@@ -111,30 +116,29 @@ def test_beginning_stays_as_long_as_a_follower(tables: Tables) -> None:
 
 
 def test_oldest_responses_of_a_full_tenant_are_forgotten(database: Database) -> None:
-    tables = Tables(database, tenant_bytes=1000)
+    tables = Tables(database, tenant_bytes=100_000)
     for number in range(20):
-        tables.keep(f"r{number}", size=150)
+        tables.keep(f"r{number}", size=15_000)
     assert [n for n in range(20) if tables.is_kept(f"r{n}")] == [14, 15, 16, 17, 18, 19]
-    assert tables.run(lambda t: kept.kept(t, "a", KIND)) <= 1000
+    assert tables.run(lambda t: kept.kept(t, "a", KIND)) <= 100_000
     with pytest.raises(GatewayError, match="store: false"):
-        tables.store.refuse_too_large([Item("x", "y" * 1001)])
+        tables.store.refuse_too_large([Item("x", b"y" * 100_001)])
 
 
-def test_one_gateway_runs_a_background_response(tables: Tables) -> None:
-    tables.keep("r1", status="queued", is_background=True)
-    claim = tables.store.claim
-    first = tables.run(lambda t: claim(t, "r1", "one", 20))
-    assert first is not None and first.starts == 1
-    assert tables.run(lambda t: claim(t, "r1", "two", 20)) is None
-    tables.now += 15
-    assert tables.run(lambda t: tables.store.beat(t, "r1", "one"))
-    tables.now += 15
-    assert tables.run(lambda t: tables.store.waiting(t, 20, 5)) == []
-    tables.now += 10
-    assert tables.run(lambda t: tables.store.waiting(t, 20, 5)) == ["r1"]
-    second = tables.run(lambda t: claim(t, "r1", "two", 20))
-    assert second is not None and second.starts == 2
-    assert not tables.run(lambda t: tables.store.beat(t, "r1", "one"))
+def test_named_original_stays_as_long_as_what_names_it(tables: Tables) -> None:
+    tables.keep("r1")
+    tables.now = 20 * DAY_SECONDS
+    (item,) = tables.run(lambda t: tables.store.resolved(t, [REFERENCE], None, "a"))
+    tables.run(lambda t: tables.store.keep(t, New("r2", "a", None, "completed", "{}", [item])))
+    tables.now = 35 * DAY_SECONDS
+    tables.sweep()
+    with pytest.raises(GatewayError, match="'r1_in' is not kept"):
+        tables.run(lambda t: tables.store.resolved(t, [REFERENCE], None, "a"))
+    assert tables.history("r2") == [b"i"]
+    tables.now = 60 * DAY_SECONDS
+    tables.sweep()
+    assert tables.run(lambda t: kept.kept(t, "a", KIND)) == 0
+    assert sum(map(tables.count, ("items", "sizes", "references", "item_names"))) == 0
 
 
 def test_pages_of_input_items(tables: Tables) -> None:

@@ -54,8 +54,9 @@ def answer(size: int, text: bytes = STREAM, fails: bool = False) -> httpx.Respon
 async def test_every_response_gets_our_fields_and_the_last_is_kept(size: int) -> None:
     kept: list[Fields] = []
 
-    async def keep(found: Fields) -> None:
+    async def keep(found: Fields) -> Fields:
         kept.append(found)
+        return found
 
     out = b"".join([part async for part in changed(answer(size), OURS, keep)])
     assert TEXT in out
@@ -70,8 +71,9 @@ async def test_every_response_gets_our_fields_and_the_last_is_kept(size: int) ->
 async def test_client_gets_the_last_event_after_it_was_kept() -> None:
     seen: list[str] = []
 
-    async def keep(found: Fields) -> None:
+    async def keep(found: Fields) -> Fields:
         seen.append("kept")
+        return found
 
     async for part in changed(answer(10_000), OURS, keep):
         seen += ["sent"] if b"response.completed" in part else []
@@ -79,7 +81,7 @@ async def test_client_gets_the_last_event_after_it_was_kept() -> None:
 
 
 async def test_lost_frontend_ends_a_stream_with_an_error() -> None:
-    async def keep(found: Fields) -> None:
+    async def keep(found: Fields) -> Fields:
         raise AssertionError("nothing is complete")
 
     cut = STREAM[: STREAM.index(b"event: response.completed")]
