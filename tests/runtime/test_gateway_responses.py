@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import httpx
 import openai
 import pytest
 
+from dynamo_vllm.gateway.database import Transaction
 from dynamo_vllm.models import demo
 from harness.gateways import Gateway, gateway
+from harness.responses_app import PATH, App, app
+from harness.servers import Server, postgres
 from harness.stack import Stack, stack
 from harness.waiting import until
 
@@ -229,3 +234,72 @@ def test_background_response_is_started_again_after_a_kill(running: Stack, tmp_p
 def test_too_long_bodies_are_refused(gate: Gateway) -> None:
     found = httpx.post(f"{gate.url}/v1/responses", content=b" " * (46 << 20), timeout=60)
     assert (found.status_code, found.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    pytest.importorskip("psycopg")
+    with postgres(tmp_path_factory.mktemp("postgres")) as started:
+        yield started
+
+
+@pytest.fixture
+async def in_postgres(server: Server, tmp_path: Path) -> AsyncIterator[App]:
+    async with app(tmp_path, database_url=server.url) as made:
+        yield made
+
+
+async def test_postgresql_keeps_finds_and_forgets_as_sqlite_does(in_postgres: App) -> None:
+    item = {"type": "message", "role": "user", "content": "é" * 1000, "id": "msg_é"}
+    first = (await in_postgres.create([item])).json()
+    named = [{"type": "item_reference", "id": "msg_é"}] * 600
+    second = (await in_postgres.create(named, previous_response_id=first["id"])).json()
+    assert in_postgres.frontend.input() == [item, *first["output"], *[item] * 600]
+    queued = await in_postgres.queue("more", previous_response_id=second["id"])
+    assert (await in_postgres.until(queued, "completed"))["previous_response_id"] == second["id"]
+    page = (await in_postgres.send("GET", f"{PATH}/{queued}/input_items?order=asc&limit=3")).json()
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == (
+        ["msg_é", first["output"][0]["id"], "msg_é"],
+        True,
+    )
+    cancelled = await in_postgres.queue("never")
+    await in_postgres.send("POST", f"{PATH}/{cancelled}/cancel")
+    for name in (queued, second["id"], first["id"], cancelled):
+        assert (await in_postgres.send("DELETE", f"{PATH}/{name}")).status_code == 200
+    assert (await in_postgres.create(named)).status_code == 404
+    for table in ("responses", "response_items", "response_references", "response_item_names"):
+        work = partial(rows_of, table=f"gateway_{table}")
+        assert in_postgres.database.run_now(work) == 0
+
+
+def rows_of(t: Transaction, table: str) -> int:
+    (row,) = t.all(f"SELECT COUNT(*) FROM {table}")
+    return int(row[0])
+
+
+async def test_text_with_nul_is_no_fault_of_postgresql(in_postgres: App) -> None:
+    text = "a\0b"
+    message = {"type": "message", "role": "user", "content": text, "metadata": {text: text}}
+    answer = await in_postgres.create([message], instructions=text, user=text)
+    assert answer.status_code == 200
+    queued = await in_postgres.queue([message], instructions=text)
+    await in_postgres.until(queued, "completed")
+    sent = json.loads(in_postgres.frontend.requests[-1].content)
+    assert (sent["instructions"], sent["input"][0]["metadata"]) == (text, {text: text})
+    for given in ([{**message, "id": text}], [{"type": "item_reference", "id": text}]):
+        refused = await in_postgres.create(given)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+    refused = await in_postgres.create("x", previous_response_id=text)
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+        assert (await in_postgres.send(method, f"{PATH}/a%00b{path}")).status_code == 404
+    items = await in_postgres.send("GET", f"{PATH}/{queued}/input_items?after=%00")
+    assert items.status_code == 400
+
+
+async def test_queue_of_one_tenant_hides_none_of_another_in_postgresql(
+    in_postgres: App,
+) -> None:
+    names = await asyncio.gather(*(in_postgres.queue("x", tenant) for tenant in ["a"] * 40 + ["b"]))
+    for name in names:
+        await in_postgres.until(name, "completed", tenant="b" if name == names[-1] else "a")
