@@ -194,13 +194,23 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise GatewayError(499, "the client went away")
-        return task.result()
+    except asyncio.CancelledError:
+        await _discard(task)
+        raise
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        gone.cancel()
+    if not task.done():
+        await _discard(task)
+        raise GatewayError(499, "the client went away")
+    return task.result()  # nothing may wait before it: who is cancelled there would leave the answer open
+
+
+async def _discard(task: asyncio.Future[Any]) -> None:
+    """End the work, and close an answer that came at the same moment."""
+    task.cancel()
+    outcomes: list[object] = await asyncio.gather(task, return_exceptions=True)
+    if isinstance(outcomes[0], httpx.Response):
+        await outcomes[0].aclose()
 
 
 async def _disconnected(request: Request) -> None:
