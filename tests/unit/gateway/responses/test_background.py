@@ -13,11 +13,19 @@ import httpx
 import pytest
 
 from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway.control.deferred_requests import DeferredRequests
+from dynamo_vllm.gateway.control.endings import Endings
 from dynamo_vllm.gateway.deferred import NotYet
+from dynamo_vllm.gateway.fairness import FairShares
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.responses import queue
 from dynamo_vllm.gateway.responses.items import Item
 from dynamo_vllm.gateway.responses.store import New, ResponseStore
+from dynamo_vllm.gateway.store import keys
+from dynamo_vllm.gateway.store.key_ring import KeyRing
+from dynamo_vllm.gateway.store.keys import Limits
+from dynamo_vllm.gateway.store.limits import Limiter
+from harness.gateway_store import opened
 from harness.responses_app import PATH, App, Frontend, app, response_of
 
 
@@ -268,3 +276,33 @@ async def test_tenant_with_too_many_queued_responses_gets_429(
         refused = await gateway.create("hello", background=True)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_queued_responses")
         assert (await gateway.create("hello", "b", background=True)).status_code == 200
+
+
+async def test_limit_of_a_key_holds_and_comes_back_with_the_limiter_of_the_gateway(tmp_path: Path) -> None:
+    database = opened(f"sqlite:///{tmp_path / 'gateway.db'}")
+    try:
+        key, _ = await database.run(keys.create("somebody", tenant="a", limits=Limits(concurrent=1)))
+        ring, limiter = KeyRing(database), Limiter(database, "process-1")
+        await ring.refresh()
+        endings = Endings(limiter, "process-1", lambda: None)
+        settling = asyncio.create_task(endings.run())
+        real = DeferredRequests(ring, limiter, "ledger", endings.ended, shares=FairShares())
+        async with app(tmp_path, real) as gateway:
+            engine = Engine(gateway.frontend)
+            names = [await gateway.queue("same", headers={"x-gateway-key": key.id}) for _ in range(3)]
+            await engine.until_running("same")
+            engine.open("same")
+            for name in names:
+                await gateway.until(name, "completed")
+            assert engine.most == 1
+            salts = {request.headers[identity.CACHE_SALT] for request in gateway.frontend.requests}
+            assert salts == {"a"}
+            await database.run(keys.revoke(key.id))
+            await ring.refresh()
+            late = await gateway.queue("same", headers={"x-gateway-key": key.id})
+            response = await gateway.until(late, "failed")
+            assert response["error"]["code"] == "invalid_api_key"
+        settling.cancel()
+        await asyncio.gather(settling, return_exceptions=True)
+    finally:
+        database.close()
