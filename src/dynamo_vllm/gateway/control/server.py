@@ -167,9 +167,10 @@ class Control:
         ended = self._deferred_endings.ended
         share_cache = self._options.share_cache or self._options.open
         gates = (self.ring, self._deferred_limits, self._ledger_id, ended)
+        gate = DeferredRequests(*gates, shares=self.shares, share_cache=share_cache)
         batch_gate = DeferredRequests(*gates, share_cache=share_cache)
         responses = Responses(
-            self.database, frontend, days=self._options.responses_days, beat_seconds=BEAT_SECONDS
+            self.database, frontend, gate, days=self._options.responses_days, beat_seconds=BEAT_SECONDS
         )
         batches = Batches(
             self.database,
