@@ -17,6 +17,7 @@ from dynamo_vllm.gateway.store.limits import RECORD_SECONDS, Limiter
 from harness.several_kinds import sound
 from harness.waiting import until
 
+LAST_WORDS = "last words"
 RESPONSES, FILES, BATCHES = "/v1/responses", "/v1/files", "/v1/batches"
 SPEECH = "/v1/audio/transcriptions"
 TOKENS = 12
@@ -58,6 +59,29 @@ def response(**more: object) -> Act:
         return await client.post(RESPONSES, json=body)
 
     return act
+
+
+class LastWords:
+    """Leaves a streamed response about when its last token and its end come, and it is kept."""
+
+    DELTA = "event: response.output_text.delta"
+    LONGEST_SECONDS = 0.012
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._tokens = 0
+
+    async def __call__(self, client: httpx.AsyncClient, models: Models) -> httpx.Response:
+        body = {"model": models.chat, "input": "say a word", "max_output_tokens": TOKENS, "stream": True}
+        tokens = 0
+        async with client.stream("POST", RESPONSES, json=body) as reply:
+            async for line in reply.aiter_lines():
+                tokens += line == self.DELTA
+                if line == self.DELTA and tokens == self._tokens - 1:
+                    await asyncio.sleep(self._chance.uniform(0.0, self.LONGEST_SECONDS))
+                    raise asyncio.CancelledError
+        self._tokens = self._tokens or tokens
+        return reply
 
 
 async def cancelled(client: httpx.AsyncClient, models: Models) -> httpx.Response:
@@ -135,33 +159,41 @@ async def leave(
 ) -> Outcome:
     """Send requests of all kinds, and leave each after a random part of the time that it takes."""
     chance, outcome = random.Random(seed), Outcome()
+    last_words = LastWords(chance)
+    kinds: dict[str, Act] = {**KINDS, LAST_WORDS: last_words}
     headers = {"authorization": f"Bearer {secret}"}
 
     def new_client() -> httpx.AsyncClient:  # certificates take longer to read than an answer takes
         return httpx.AsyncClient(base_url=url, headers=headers, timeout=120, trust_env=False, verify=False)
 
     seconds: dict[str, float] = {}
-    for name, act in KINDS.items():
+    for name, act in kinds.items():
         async with new_client() as client:
             began = time.monotonic()
             reply = await act(client, models)
             assert reply is None or reply.status_code == 200, f"{name}: {reply.text}"
             seconds[name] = time.monotonic() - began
     names = [name for name in KINDS if name != "transcription" or models.speech is not None]
+    names += [LAST_WORDS] * (len(names) // 2)
     plans = iter([(names[n % len(names)], chance.uniform(0.0, LONGEST)) for n in range(count)])
 
     async def one_after_the_other() -> None:
         for name, part in plans:
             # A connection of its own: the next request must not wait for what is left of this one.
             async with new_client() as client:
-                task = asyncio.ensure_future(KINDS[name](client, models))
-                await asyncio.wait({task}, timeout=part * seconds[name])
+                task = asyncio.ensure_future(_awaitable(kinds[name](client, models)))
+                stays = name == LAST_WORDS
+                await asyncio.wait({task}, timeout=120 if stays else part * seconds[name])
                 task.cancel()
                 (end,) = await asyncio.gather(task, return_exceptions=True)
             outcome.ends[f"{name} {described(end)}"] += 1
 
     await asyncio.gather(*(one_after_the_other() for _ in range(at_once)))
     return outcome
+
+
+async def _awaitable(reply: Awaitable[httpx.Response | None]) -> httpx.Response | None:
+    return await reply
 
 
 def described(end: httpx.Response | BaseException | None) -> str:

@@ -21,7 +21,14 @@ CHAT, SPEECH = "chat", "hears"
 COMPLETIONS, RESPONSES, FILES, BATCHES = "/v1/completions", "/v1/responses", "/v1/files", "/v1/batches"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 LONG_TOKENS = 20_000
-SIZES = tuple(size for size in (25 << 20, 20 << 20, 5 << 20, 1 << 20, 100_000, 1000) for _ in range(8))
+SIZES = (
+    *(25 << 20,) * 8,
+    *(20 << 20,) * 4,
+    *(5 << 20,) * 4,
+    *(1 << 20,) * 4,
+    *(100_000,) * 20,
+    *(8000,) * 20,
+)
 """Of bodies that are announced and never come: whatever room is left, one of them fits into it."""
 HUGE = ("1e300", "9e18", "1" + "0" * 30, "-1000000000000")
 IsOccupied = Callable[[], bool]

@@ -100,6 +100,7 @@ def key_of(running: Gateway, name: str) -> str:
     return key.id
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)
 def test_seats_of_a_killed_deployment_come_back(running: Gateway, file: Path) -> None:
     """The last test of this file: the deployment is killed as from the kernel's OOM killer."""
