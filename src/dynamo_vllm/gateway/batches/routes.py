@@ -19,7 +19,7 @@ from dynamo_vllm.gateway.batches.pace import Pace
 from dynamo_vllm.gateway.batches.runner import NotOurs, Run, Tools
 from dynamo_vllm.gateway.batches.store import BatchStore
 from dynamo_vllm.gateway.exchange import answered, decoded, json_reply, order_of, read_body, whole_number
-from dynamo_vllm.gateway.identity import CACHE_SALT, caller_of
+from dynamo_vllm.gateway.identity import caller_of
 from dynamo_vllm.gateway.replies import GatewayError
 
 if TYPE_CHECKING:
@@ -160,7 +160,6 @@ class Batches:
                 t,
                 tenant=caller.tenant,
                 key_id=caller.key_id,
-                cache_salt=caller.for_frontend.get(CACHE_SALT),
                 endpoint=new.endpoint,
                 file_id=new.input_file_id,
                 window=window,

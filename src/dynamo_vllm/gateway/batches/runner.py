@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import httpx
 import msgspec
 
-from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.batches import lines, parts
 from dynamo_vllm.gateway.batches.files import OUTPUT
 from dynamo_vllm.gateway.batches.parts import line_id
@@ -270,8 +269,6 @@ class Run:
             headers = await tools.gate.admit(request_id, batch.key_id, batch.endpoint, body)
         except GatewayError as exc:
             return exc.status, exc.body()
-        if batch.cache_salt is not None:
-            headers[identity.CACHE_SALT] = batch.cache_salt
         try:
             client = tools.apis if batch.endpoint in lines.OF_WORKERS else tools.frontend
             answer = await client.post(

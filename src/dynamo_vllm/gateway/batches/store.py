@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_vllm.gateway.database import Row, Transaction
 
 _FIELDS = (
-    "id, tenant, key_id, cache_salt, endpoint, file_id, completion_window, metadata, status, created,"
+    "id, tenant, key_id, endpoint, file_id, completion_window, metadata, status, created,"
     " expires, started, finalizing, cancelling, ended, errors, total, completed, failed, input_tokens,"
     " cached_tokens, output_tokens, reasoning_tokens, output_file, error_file, owner, beat"
 )
@@ -33,7 +33,6 @@ class Batch:
     id: str
     tenant: str
     key_id: str
-    cache_salt: str | None
     endpoint: str
     file_id: str
     completion_window: str
@@ -120,7 +119,6 @@ class BatchStore:
         *,
         tenant: str,
         key_id: str,
-        cache_salt: str | None,
         endpoint: str,
         file_id: str,
         window: tuple[str, float],
@@ -128,14 +126,13 @@ class BatchStore:
     ) -> Batch:
         batch_id, now = f"batch_{secrets.token_hex(12)}", self._now()
         t.execute(
-            "INSERT INTO gateway_batches (id, tenant, key_id, cache_salt, endpoint, file_id,"
+            "INSERT INTO gateway_batches (id, tenant, key_id, endpoint, file_id,"
             " completion_window, metadata, status, created, expires, total, completed, failed,"
             " input_tokens, cached_tokens, output_tokens, reasoning_tokens, beat)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'validating', ?, ?, 0, 0, 0, 0, 0, 0, 0, 0)",
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'validating', ?, ?, 0, 0, 0, 0, 0, 0, 0, 0)",
             batch_id,
             tenant,
             key_id,
-            cache_salt,
             endpoint,
             file_id,
             window[0],

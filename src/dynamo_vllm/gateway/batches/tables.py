@@ -14,6 +14,7 @@ TABLES = (
     )""",
     "CREATE INDEX IF NOT EXISTS gateway_files_tenant ON gateway_files (tenant, created)",
     "CREATE INDEX IF NOT EXISTS gateway_files_expires ON gateway_files (expires)",
+    # `cache_salt` is not used: a line has that of the batch's key, as every request of the key.
     """CREATE TABLE IF NOT EXISTS gateway_batches (
         id TEXT PRIMARY KEY,
         tenant TEXT NOT NULL,

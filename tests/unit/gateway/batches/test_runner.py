@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from dynamo_vllm.gateway import schema
+from dynamo_vllm.gateway import identity, schema
 from dynamo_vllm.gateway.batches import runner
 from dynamo_vllm.gateway.batches.files import PURPOSE, FileStore
 from dynamo_vllm.gateway.batches.pace import Pace
@@ -57,22 +58,25 @@ class Bench:
     def run(self, work: Callable[[Transaction], T]) -> T:
         return self.database.run_now(work)
 
-    def begin(self, count: int) -> Batch:
-        body = {"model": "m"}
+    def begin(self, count: int, tenant: str = "a", **fields: object) -> Batch:
+        body = {"model": "m", **fields}
         lines = (
             json.dumps({"custom_id": f"c{n}", "method": "POST", "url": CHAT, "body": {**body, "n": n}})
             for n in range(count)
         )
-        self.files.path("file-1").write_text("\n".join(lines))
-        self.run(lambda t: self.files.add(t, "file-1", "a", PURPOSE, "in", 1))
+        return self.begin_with("\n".join(lines).encode(), tenant)
+
+    def begin_with(self, content: bytes, tenant: str = "a") -> Batch:
+        file_id = f"file-{secrets.token_hex(4)}"
+        self.files.path(file_id).write_bytes(content)
+        self.run(lambda t: self.files.add(t, file_id, tenant, PURPOSE, "in", 1))
         return self.run(
             lambda t: self.store.create(
                 t,
-                tenant="a",
-                key_id="k1",
-                cache_salt="salt",
+                tenant=tenant,
+                key_id=tenant,
                 endpoint=CHAT,
-                file_id="file-1",
+                file_id=file_id,
                 window=("24h", 1e12),
                 metadata=None,
             )
@@ -124,9 +128,34 @@ async def test_busy_frontend_is_asked_again_with_the_same_id(bench: Bench) -> No
     await Run(bench.tools(frontend), bench.claim(batch, "one"), "one").run()
     found, good, bad = bench.ended(batch)
     assert (found.status, good, bad) == ("completed", [f"c{n}" for n in range(6)], [])
-    assert asked == {f"{batch.id}-{n} k1 ledger": 3 for n in range(1, 7)}
+    assert asked == {f"{batch.id}-{n} a ledger": 3 for n in range(1, 7)}
     assert (found.input_tokens, found.output_tokens) == (18, 12)
-    assert (headers["x-dynamo-request-priority"], headers["x-tenant-id"]) == ("-5", "salt")
+    assert headers["x-dynamo-request-priority"] == "-5"
+
+
+class SaltedGate(OpenGate):
+    """Gives each key the cache salt of its tenant, as the gateway's does."""
+
+    async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
+        headers = await super().admit(request_id, key_id, path, body)
+        return {**headers, identity.CACHE_SALT: f"tenant-of-{key_id}"}
+
+
+async def test_cache_salt_is_that_of_the_key_whatever_the_row_and_the_line_say(bench: Bench) -> None:
+    salts: dict[str, tuple[str, bytes]] = {}
+
+    def frontend(request: httpx.Request) -> httpx.Response:
+        name = request.headers[identity.METERED].split()[1]
+        salts[name] = request.headers[identity.CACHE_SALT], request.content
+        return httpx.Response(200, json=ANSWER)
+
+    tools = replace(bench.tools(frontend), gate=SaltedGate())
+    for tenant in ("a", "b"):
+        odd = {"cache_salt": "tenant-of-a", "nvext": {"cache_salt": "tenant-of-a"}}
+        batch = bench.begin(1, tenant, **odd)
+        bench.run(lambda t: t.execute("UPDATE gateway_batches SET cache_salt = 'tenant-of-a'"))
+        await Run(tools, bench.claim(batch, "one"), "one").run()
+    assert {name: salt for name, (salt, _) in salts.items()} == {"a": "tenant-of-a", "b": "tenant-of-b"}
 
 
 async def test_line_that_alone_is_refused_fails_in_the_end(
