@@ -18,6 +18,12 @@ ENDPOINTS = (*OF_FRONTEND, *OF_WORKERS)
 MOST_ERRORS = 50
 LINE_BYTES = 45 << 20
 CUSTOM_ID_CHARACTERS = 512
+SHOWN_CHARACTERS = 64
+"""Of a client's text in an error."""
+EMPTY_LINES = 10
+"""For each request that a file may have; the check of a longer file would hold up other work."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What reading a client's JSON raises."""
 
 
 class _Body(msgspec.Struct):
@@ -51,12 +57,12 @@ class Fault(msgspec.Struct):
     param: str | None = None
 
 
-def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that say something, with their numbers from 1."""
+def numbered(file: BinaryIO, most: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that say something, with their numbers from 1, and the first after `most`."""
     number = 0
     while line := file.readline(LINE_BYTES + 2):
         number += 1
-        if line.strip():
+        if line.strip() or (most is not None and number > most):
             yield number, line
 
 
@@ -66,7 +72,10 @@ def check(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Fault]]
     seen: set[str] = set()
     total = 0
     with path.open("rb") as file:
-        for number, line in numbered(file):
+        for number, line in numbered(file, EMPTY_LINES * most_lines):
+            if number > EMPTY_LINES * most_lines:
+                faults.append(Fault("too_many_lines", f"there are more than {number - 1} lines", number))
+                break
             total += 1
             if total > most_lines:
                 faults.append(Fault("too_many_requests", f"there are more than {most_lines} lines", number))
@@ -76,7 +85,7 @@ def check(path: Path, endpoint: str, most_lines: int) -> tuple[int, list[Fault]]
                 faults.append(found)
                 if len(faults) >= MOST_ERRORS:
                     break
-    if total == 0:
+    if total == 0 and not faults:
         faults.append(Fault("empty_file", "the file has no requests", None))
     return total, faults
 
@@ -91,6 +100,14 @@ def request_of(line: bytes, endpoint: str) -> tuple[str, bytes]:
     return found.custom_id, msgspec.json.encode(body | {"store": Raw(b"false")})
 
 
+def custom_id_of(line: bytes) -> str | None:
+    """Return the custom id of a line that perhaps nobody can read."""
+    try:
+        return msgspec.json.decode(line, type=Line).custom_id
+    except UNREADABLE:
+        return None
+
+
 def _checked(line: bytes, number: int, endpoint: str, seen: set[str]) -> Fault | None:
     if len(line) > LINE_BYTES:
         return Fault("line_too_long", f"a line has at most {LINE_BYTES} bytes", number)
@@ -99,14 +116,15 @@ def _checked(line: bytes, number: int, endpoint: str, seen: set[str]) -> Fault |
         line.decode()
     except msgspec.ValidationError as exc:
         return Fault("invalid_request", str(exc), number)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except RecursionError:
+        return Fault("invalid_json_line", "this line is nested too deeply", number)
+    except UNREADABLE as exc:
         return Fault("invalid_json_line", f"this line is not JSON: {exc}", number)
     if not 0 < len(found.custom_id) <= CUSTOM_ID_CHARACTERS:
         return Fault("invalid_custom_id", "custom_id is empty or too long", number, "custom_id")
     if found.custom_id in seen:
-        return Fault(
-            "duplicate_custom_id", f"{found.custom_id!r} is there more than once", number, "custom_id"
-        )
+        name = found.custom_id[:SHOWN_CHARACTERS]
+        return Fault("duplicate_custom_id", f"{name!r} is there more than once", number, "custom_id")
     seen.add(found.custom_id)
     if found.method != "POST":
         return Fault("invalid_method", "method is POST", number, "method")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from dynamo_vllm.gateway.batches.lines import Line, numbered
+from dynamo_vllm.gateway.batches.lines import custom_id_of, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -86,9 +86,8 @@ def add_unanswered(
     with path.open("rb") as source, errors.open("ab") as bad:
         for number, text in numbered(source):
             if number not in numbers:
-                custom_id = msgspec.json.decode(text, type=Line).custom_id
                 name = line_id(f"{batch_id}-{number}")
-                line = {"id": name, "custom_id": custom_id, "response": None, "error": error}
+                line = {"id": name, "custom_id": custom_id_of(text), "response": None, "error": error}
                 bad.write(msgspec.json.encode(line) + b"\n")
                 count += 1
         bad.flush()

@@ -16,6 +16,7 @@ import msgspec
 
 from dynamo_vllm.gateway.batches import lines, parts
 from dynamo_vllm.gateway.batches.files import OUTPUT
+from dynamo_vllm.gateway.batches.outage import is_outage
 from dynamo_vllm.gateway.batches.parts import line_id
 from dynamo_vllm.gateway.batches.store import Answer
 from dynamo_vllm.gateway.exchange import CONNECT_SECONDS, JSON, refused
@@ -169,6 +170,7 @@ class Run:
         self._has_made = asyncio.Event()
         self._successes = 0
         self._is_stopped = False
+        self._has_failed_line = False
 
     def stop(self) -> None:
         """Look at the batch's state now: it was cancelled."""
@@ -233,9 +235,29 @@ class Run:
     async def _work(self, source: Source) -> None:
         while (one := await source.next()) is not None:
             async with self._tools.pace:
-                made = await self._answer(*one)
+                made = await self._answer_or_error(*one)
             self._made.append(made)
             self._has_made.set()
+
+    async def _answer_or_error(self, number: int, line: bytes) -> Made:
+        """Return an error for a line that cannot be run, whatever the reason: others can."""
+        try:
+            return await self._answer(number, line)
+        except Exception as exc:
+            if is_outage(exc):
+                raise
+            if not self._has_failed_line:
+                self._has_failed_line = True
+                logger.exception("batch %s: line %d cannot be run", self._batch.id, number)
+            return self._failed_line(number, line, exc)
+
+    def _failed_line(self, number: int, line: bytes, exc: Exception) -> Made:
+        request_id = f"{self._batch.id}-{number}"
+        if not isinstance(exc, GatewayError):
+            status = 400 if isinstance(exc, (*lines.UNREADABLE, OverflowError)) else 500
+            exc = GatewayError(status, f"this line cannot be run ({type(exc).__name__})", code="invalid_line")
+        text = _line(request_id, lines.custom_id_of(line), exc.status, exc.body())
+        return Made(number, text, True, (0, 0, 0, 0))
 
     async def _answer(self, number: int, line: bytes) -> Made:
         """Ask until there is an answer.
@@ -369,9 +391,12 @@ async def _all(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+def _line(request_id: str, custom_id: str | None, status: int, body: bytes) -> bytes:
     if b"\n" in body:
-        body = msgspec.json.encode(msgspec.json.decode(body))
+        try:
+            body = msgspec.json.encode(msgspec.json.decode(body))
+        except lines.UNREADABLE:
+            raise _unreadable() from None
     response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
     line = {"id": line_id(request_id), "custom_id": custom_id, "response": response, "error": None}
     return msgspec.json.encode(line) + b"\n"
@@ -380,6 +405,12 @@ def _line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
 def _tokens(answer: bytes) -> tuple[int, int, int, int]:
     try:
         usage = msgspec.json.decode(answer, type=_Used).usage
-    except msgspec.DecodeError:
+    except msgspec.ValidationError:
         return (0, 0, 0, 0)
+    except lines.UNREADABLE:
+        raise _unreadable() from None
     return (0, 0, 0, 0) if usage is None else usage.tokens()
+
+
+def _unreadable() -> GatewayError:
+    return GatewayError(502, "the answer of the frontend cannot be read", code="invalid_answer")

@@ -11,6 +11,7 @@ import pytest
 from dynamo_vllm.gateway.batches.lines import MOST_ERRORS, check, request_of
 
 CHAT = "/v1/chat/completions"
+DEEP = "[" * 200_000 + "]" * 200_000
 
 
 def line(number: int = 0, **changes: Any) -> str:
@@ -45,6 +46,9 @@ def test_empty_lines_do_not_count(tmp_path: Path) -> None:
         (line(body={"model": "m", "stream": True}), "stream_not_supported"),
         (line(body={"model": "m", "background": True}), "background_not_supported"),
         (line(body={"model": "m", "previous_response_id": "r"}), "history_not_supported"),
+        (line().replace('"m"', f'"m", "previous_response_id": {DEEP}'), "invalid_json_line"),
+        (line().replace('"m"', f'"m", "unknown": {DEEP}'), "invalid_json_line"),
+        (line().replace('"m"', f'"m", "previous_response_id": {"9" * 5000}'), "invalid_request"),
     ],
 )
 def test_bad_line_is_named(tmp_path: Path, text: str | bytes, code: str) -> None:
@@ -60,6 +64,17 @@ def test_empty_and_endless_files_are_refused(tmp_path: Path) -> None:
     assert checked(tmp_path, *(line(n) for n in range(5)), most=3) == (4, [(4, "too_many_requests")])
     _, faults = checked(tmp_path, *["{"] * 100)
     assert len(faults) == MOST_ERRORS
+
+
+def test_a_file_of_empty_lines_is_not_read_to_its_end(tmp_path: Path) -> None:
+    assert checked(tmp_path, *[""] * 5000, line(1), most=10) == (0, [(101, "too_many_lines")])
+
+
+def test_long_ids_are_shortened_in_errors(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join([line(custom_id="x" * 512)] * 2))
+    _, (fault,) = check(path, CHAT, 10)
+    assert len(fault.message) < 200
 
 
 def test_body_reaches_the_frontend_as_it_was_written() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from dynamo_vllm.gateway import identity, schema
-from dynamo_vllm.gateway.batches import runner
+from dynamo_vllm.gateway.batches import parts, runner
 from dynamo_vllm.gateway.batches.files import PURPOSE, FileStore
 from dynamo_vllm.gateway.batches.pace import Pace
 from dynamo_vllm.gateway.batches.runner import NotOurs, Run, Tools
@@ -229,3 +230,60 @@ async def test_one_line_runs_at_a_time_while_the_deployment_is_busy() -> None:
     load[0] = 0.0
     await asyncio.gather(*(work() for _ in range(8)))
     assert max(most) == 4
+
+
+class RaisingGate(OpenGate):
+    """Raises what the numbers or the depth of a line can make a gate raise."""
+
+    async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
+        match json.loads(body)["n"]:
+            case 1:
+                raise OverflowError("int too big")
+            case 2:
+                raise RecursionError("too deep")
+            case 3:
+                raise KeyError("a defect")
+        return await super().admit(request_id, key_id, path, body)
+
+
+async def test_line_that_cannot_be_run_fails_alone(bench: Bench) -> None:
+    batch = bench.begin(5)
+    tools = replace(bench.tools(lambda request: httpx.Response(200, json=ANSWER)), gate=RaisingGate())
+    await Run(tools, bench.claim(batch, "one"), "one").run()
+    found, good, bad = bench.ended(batch)
+    assert (found.status, good, bad) == ("completed", ["c0", "c4"], [400, 400, 500])
+
+
+async def test_answer_that_cannot_be_read_fails_its_line_alone(bench: Bench) -> None:
+    deep = b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b",\n}"
+
+    def frontend(request: httpx.Request) -> httpx.Response:
+        content = (deep, b"\xff\n", b'{"id": "x"}')[json.loads(request.content)["n"]]
+        return httpx.Response(200, content=content)
+
+    batch = bench.begin(3)
+    await Run(bench.tools(frontend), bench.claim(batch, "one"), "one").run()
+    found, good, bad = bench.ended(batch)
+    assert (found.status, good, bad) == ("completed", ["c2"], [502, 502])
+
+
+async def test_full_disk_is_not_the_fault_of_a_line(bench: Bench) -> None:
+    class FullGate(OpenGate):
+        async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    batch = bench.begin(2)
+    tools = replace(bench.tools(lambda request: httpx.Response(200, json=ANSWER)), gate=FullGate())
+    with pytest.raises(sqlite3.OperationalError):
+        await Run(tools, bench.claim(batch, "one"), "one").run()
+    assert bench.run(lambda t: bench.store.get(t, batch.id, "a")).failed == 0
+
+
+async def test_lines_without_an_answer_have_an_error_even_if_nobody_can_read_them(tmp_path: Path) -> None:
+    source, errors = tmp_path / "in.jsonl", tmp_path / "errors.jsonl"
+    lines = ['{"custom_id": "a", "body": 1}', "[" * 200_000, "nonsense", '{"custom_id": "d", "body": 1}']
+    source.write_text("\n".join(lines))
+    count, size = parts.add_unanswered(source, "batch_1", {1}, errors, "late", "too late")
+    written = [json.loads(line) for line in errors.read_text().splitlines()]
+    assert (count, size) == (3, errors.stat().st_size)
+    assert [one["custom_id"] for one in written] == [None, None, "d"]
