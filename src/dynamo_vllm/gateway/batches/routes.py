@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,12 +13,13 @@ from starlette.routing import Route
 
 from dynamo_vllm.gateway.batches.files import PURPOSE, FileStore
 from dynamo_vllm.gateway.batches.lines import ENDPOINTS
-from dynamo_vllm.gateway.batches.pace import Pace
-from dynamo_vllm.gateway.batches.runner import NotOurs, Run, Tools
+from dynamo_vllm.gateway.batches.runner import Tools
+from dynamo_vllm.gateway.batches.scheduler import Scheduler
 from dynamo_vllm.gateway.batches.store import BatchStore
 from dynamo_vllm.gateway.exchange import answered, decoded, json_reply, order_of, read_body, whole_number
 from dynamo_vllm.gateway.identity import caller_of
 from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway.tenant_slots import TenantSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,16 +30,16 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from dynamo_vllm.gateway.batches.files import File
-    from dynamo_vllm.gateway.batches.runner import Gate
     from dynamo_vllm.gateway.batches.store import Batch
     from dynamo_vllm.gateway.database import Database, Transaction
+    from dynamo_vllm.gateway.deferred import Gate
 
 logger = logging.getLogger(__name__)
 DAYS = 30.0
 FILE_BYTES = 200_000_000
 TENANT_BYTES = 2_000_000_000
 CONCURRENCY = 4
-BATCHES_TOGETHER = 4
+FILES_TOGETHER = 2
 MOST_LINES = 50_000
 BEAT_SECONDS = 5.0
 SWEEP_SECONDS = 600.0
@@ -77,35 +76,33 @@ class Batches:
         self._database = database
         self._files = FileStore(database, folder, days=days, file_bytes=file_bytes, tenant_bytes=tenant_bytes)
         self._store = BatchStore(stale_seconds=4 * beat_seconds)
-        self._beat_seconds = beat_seconds
-        self._tools = Tools(
+        tools = Tools(
             database=database,
             store=self._store,
             files=self._files,
             frontend=frontend,
             apis=apis or frontend,
-            pace=Pace(concurrency, busy),
+            line_slots=TenantSlots(lambda: allowed(concurrency, busy())),
+            file_slots=TenantSlots(lambda: FILES_TOGETHER),
             parts=folder / "parts",
             concurrency=concurrency,
             gate=gate,
             most_lines=most_lines,
             beat_seconds=beat_seconds,
         )
-        self._running: dict[str, tuple[Run, asyncio.Task[None]]] = {}
-        self._nudged = asyncio.Event()
+        self._scheduler = Scheduler(tools)
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Run batches, and forget old files, until `close`."""
-        loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(self._take()), loop.create_task(self._sweep())]
+        self._scheduler.start()
+        self._loops = [asyncio.get_running_loop().create_task(self._sweep())]
 
     async def close(self) -> None:
         """Stop; what runs goes on in another gateway, or in the next one."""
-        tasks = [*self._loops, *(task for _, task in self._running.values())]
-        for task in tasks:
+        for task in self._loops:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._scheduler.close(), *self._loops, return_exceptions=True)
 
     def routes(self) -> list[Route]:
         return [
@@ -167,7 +164,7 @@ class Batches:
             )
 
         made = await self._database.run(work)
-        self._nudged.set()
+        self._scheduler.nudge()
         return json_reply(made.shown())
 
     async def _list(self, request: Request) -> Response:
@@ -182,60 +179,12 @@ class Batches:
     async def _cancel(self, request: Request) -> Response:
         batch_id, tenant = request.path_params["batch_id"], caller_of(request.headers).tenant
         found = await self._database.run(lambda t: self._store.cancel(t, batch_id, tenant))
-        if batch_id in self._running:
-            self._running[batch_id][0].stop()  # another gateway notices with its next beat
-        self._nudged.set()
+        self._scheduler.stop(batch_id)
         return json_reply(found.shown())
 
     async def _file(self, request: Request) -> File:
         file_id, tenant = request.path_params["file_id"], caller_of(request.headers).tenant
         return await self._database.run(lambda t: self._files.get(t, file_id, tenant))
-
-    async def _take(self) -> None:
-        while True:
-            try:
-                self._nudged.clear()
-                if (free := BATCHES_TOGETHER - len(self._running)) > 0:
-                    for batch_id in await self._database.run(self._waiting):
-                        if free > 0 and await self._claim(batch_id):
-                            free -= 1
-            except Exception:
-                logger.exception("batches cannot be read; trying again")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._beat_seconds):
-                    await self._nudged.wait()
-
-    def _waiting(self, t: Transaction) -> list[str]:
-        return self._store.waiting(t, 100)
-
-    async def _claim(self, batch_id: str) -> bool:
-        """Return whether the batch is ours; one whose file another gateway has is left to that."""
-        owner = secrets.token_hex(8)
-        batch = await self._database.run(lambda t: self._store.claim(t, batch_id, owner))
-        if batch is None:
-            return False
-        if not await asyncio.to_thread(self._files.path(batch.file_id).exists):
-            await self._database.run(lambda t: self._store.release(t, batch_id, owner))
-            return False
-        run = Run(self._tools, batch, owner)
-        task = asyncio.get_running_loop().create_task(self._run(run, batch_id, owner))
-        self._running[batch_id] = (run, task)
-        return True
-
-    async def _run(self, run: Run, batch_id: str, owner: str) -> None:
-        try:
-            await run.run()
-        except NotOurs:
-            logger.info("batch %s: another gateway runs it now", batch_id)
-        except Exception:
-            logger.exception("batch %s: cannot go on; it is tried again", batch_id)
-        except asyncio.CancelledError:
-            with suppress(Exception):
-                await asyncio.shield(self._database.run(lambda t: self._store.release(t, batch_id, owner)))
-            raise
-        finally:
-            del self._running[batch_id]
-            self._nudged.set()
 
     async def _sweep(self) -> None:
         while True:
@@ -244,6 +193,11 @@ class Batches:
             except Exception:
                 logger.exception("old files cannot be forgotten; trying again")
             await asyncio.sleep(SWEEP_SECONDS)
+
+
+def allowed(concurrency: int, busy: float) -> int:
+    """Return how many lines may run now: fewer the busier the deployment is, but always one."""
+    return max(1, round(concurrency * (1.0 - min(max(busy, 0.0), 1.0))))
 
 
 def _page(found: Sequence[File] | Sequence[Batch], limit: int) -> Response:

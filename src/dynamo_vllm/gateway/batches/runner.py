@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import httpx
-import msgspec
 
-from dynamo_vllm.gateway.batches import lines, parts
+from dynamo_vllm.gateway.batches import answers, lines, parts
 from dynamo_vllm.gateway.batches.files import OUTPUT
 from dynamo_vllm.gateway.batches.outage import is_outage
-from dynamo_vllm.gateway.batches.parts import line_id
+from dynamo_vllm.gateway.batches.source import Source
 from dynamo_vllm.gateway.batches.store import Answer
+from dynamo_vllm.gateway.deferred import NotYet
 from dynamo_vllm.gateway.exchange import CONNECT_SECONDS, JSON, refused
 from dynamo_vllm.gateway.replies import GatewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
+    from dynamo_vllm.gateway.batches.answers import LineAnswer
     from dynamo_vllm.gateway.batches.files import FileStore
-    from dynamo_vllm.gateway.batches.pace import Pace
+    from dynamo_vllm.gateway.batches.source import LinePlace
     from dynamo_vllm.gateway.batches.store import Batch, BatchStore
     from dynamo_vllm.gateway.database import Database, Transaction
+    from dynamo_vllm.gateway.deferred import Gate
+    from dynamo_vllm.gateway.tenant_slots import TenantSlots
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 AGAIN = (408, 429, 502, 503, 504, 529)
 MOST_TRIES = 12
@@ -39,7 +42,6 @@ AWAY_SECONDS = 300.0
 """A try counts after this time even if no other line succeeded: all others may have ended."""
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 30.0
-READ_AHEAD = 64
 GATHER_SECONDS = 0.02
 """How long answers wait for others: they cost one commit together."""
 _TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)
@@ -47,61 +49,6 @@ _TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)
 
 class NotOurs(Exception):
     """Another gateway runs the batch now."""
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    """Of chats and completions, or of responses."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-    def tokens(self) -> tuple[int, int, int, int]:
-        given = self.prompt_tokens_details or self.input_tokens_details or _Details()
-        made = self.completion_tokens_details or self.output_tokens_details or _Details()
-        return (
-            self.prompt_tokens or self.input_tokens or 0,
-            given.cached_tokens or 0,
-            self.completion_tokens or self.output_tokens or 0,
-            made.reasoning_tokens or 0,
-        )
-
-
-class _Used(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The answer to a line, before it is on the disk."""
-
-    number: int
-    text: bytes
-    is_error: bool
-    tokens: tuple[int, int, int, int]
-
-
-class Gate(Protocol):
-    """Decides about each line as about a request of its own."""
-
-    async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
-        """Return the headers with which a line is sent, once its key's limits allow it.
-
-        Raise GatewayError for a line that its key may not send.
-        """
-
-    def ended(self, request_id: str) -> None:
-        """A line that was admitted has its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,163 +61,164 @@ class Tools:
     frontend: httpx.AsyncClient
     apis: httpx.AsyncClient
     """Answers what workers answer without the frontend."""
-    pace: Pace
+    line_slots: TenantSlots
+    """For the lines of all batches: held from the question to the limits until the answer."""
+    file_slots: TenantSlots
+    """For checks and outputs of whole files, each of which occupies a thread."""
     parts: Path
     concurrency: int
+    """How many lines of one batch may have begun and have no answer yet."""
     gate: Gate
     most_lines: int
     beat_seconds: float
-
-
-class Source:
-    """The lines of a file that have no answer yet, read by whoever needs the next."""
-
-    def __init__(self, path: Path, answered: set[int]) -> None:
-        self._file = path.open("rb")
-        self._answered = answered
-        self._numbered: Iterator[tuple[int, bytes]] = lines.numbered(self._file)
-        self._ahead: list[tuple[int, bytes]] = []
-        self._lock = asyncio.Lock()
-        self._closed = threading.Lock()
-
-    async def next(self) -> tuple[int, bytes] | None:
-        async with self._lock:
-            if not self._ahead:
-                self._ahead = await asyncio.to_thread(self._read)
-            return self._ahead.pop() if self._ahead else None
-
-    def close(self) -> None:
-        with self._closed:
-            self._file.close()
-
-    def _read(self) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = []
-        size = 0
-        with self._closed:
-            while not self._file.closed and len(found) < READ_AHEAD and size < 1 << 20:
-                one = next(self._numbered, None)
-                if one is None:
-                    break
-                if one[0] not in self._answered:
-                    found.append(one)
-                    size += len(one[1])
-        return found[::-1]
 
 
 class Run:
     """One batch in this gateway; `owner` is its name there and in the database."""
 
     def __init__(self, tools: Tools, batch: Batch, owner: str) -> None:
+        self.owner = owner
+        self.is_parked = False
+        self.limited_since: float | None = None
+        """Since when the limits of the key let no line pass (`time.monotonic`)."""
         self._tools = tools
         self._batch = batch
-        self._owner = owner
         self._folder = tools.parts / batch.id
         self._input = tools.files.path(batch.file_id)
-        self._made: list[Made] = []
-        self._has_made = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._workers: list[asyncio.Task[None]] = []
+        self._sending: set[asyncio.Task[None]] = set()
+        self._answers: list[LineAnswer] = []
+        self._has_answers = asyncio.Event()
         self._successes = 0
         self._is_stopped = False
         self._has_failed_line = False
 
+    @property
+    def batch(self) -> Batch:
+        """The batch as it was a moment ago."""
+        return self._batch
+
     def stop(self) -> None:
         """Look at the batch's state now: it was cancelled."""
-        self._has_made.set()
+        self._has_answers.set()
+
+    def park(self) -> None:
+        """Begin no more lines: after the answers to those that were sent, `run` returns."""
+        self.is_parked = True
+        self._end_waits()
 
     async def run(self) -> None:
-        """Check, run and finish the batch; raise NotOurs if another gateway has it."""
+        """Check, run and finish the batch; raise NotOurs if another gateway has it.
+
+        A batch that is parked may return unfinished.
+        """
         if self._batch.status == "validating" and not await self._check():
             return
-        if self._batch.status in ("validating", "in_progress"):
-            await self._answer_lines()
-        await self._finish()
+        is_running = self._batch.status == "in_progress" and time.time() < self._batch.expires
+        if not is_running or await self._answer_lines():
+            await self._finish()
 
     async def _check(self) -> bool:
+        """Return whether the batch goes on."""
         batch, tools = self._batch, self._tools
-        checking = asyncio.to_thread(lines.check, self._input, batch.endpoint, tools.most_lines)
-        total, faults = await self._beating(checking)
-        is_good = await tools.database.run(
-            lambda t: tools.store.checked(t, batch.id, self._owner, total, faults)
-        )
+        total, faults = await self._in_turn(lines.check, self._input, batch.endpoint, tools.most_lines)
+        await tools.database.run(lambda t: tools.store.checked(t, batch.id, self.owner, total, faults))
         if faults:
             logger.info("batch %s: failed the check: %s", batch.id, faults[0].message)
             return False
-        if not is_good:  # cancelled meanwhile, or not ours
-            self._batch = await self._current()
+        self._batch = await self._current()
         return True
 
-    async def _answer_lines(self) -> None:
-        tools, batch = self._tools, self._batch
-        pieces = await tools.database.run(lambda t: tools.store.answered(t, batch.id))
-        gone = await asyncio.to_thread(parts.lost, self._folder, pieces)
-        if gone:
-            logger.warning(
-                "batch %s: %d answers are not on the disk; running them again", batch.id, len(gone)
-            )
-            await tools.database.run(lambda t: tools.store.lose(t, batch.id, gone))
-        answered = {piece[0] for piece in pieces} - {number for number, _ in gone}
-        source = Source(self._input, answered)
-        part = await asyncio.to_thread(parts.Part, self._folder, self._owner)
+    async def _answer_lines(self) -> bool:
+        """Return whether the batch is to be finished: no more lines will be answered."""
+        answered = await self._answered()
+        with (
+            contextlib.closing(Source(self._input, answered)) as source,
+            contextlib.closing(parts.Part(self._folder, self.owner)) as part,
+        ):
+            await self._send_lines(source, part, self._batch.total - len(answered))
+        return not self.is_parked or await self._is_over()
+
+    async def _send_lines(self, source: Source, part: parts.Part, count: int) -> None:
+        """Answer lines until all are answered, or the batch is over or parked."""
         loop = asyncio.get_running_loop()
-        workers = [loop.create_task(self._work(source)) for _ in range(tools.concurrency)]
+        workers = max(1, min(self._tools.concurrency, count))
+        self._workers = [loop.create_task(self._work(source)) for _ in range(workers)]
+        working = loop.create_task(asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION))
         writing = loop.create_task(self._write(part))
         try:
-            await asyncio.wait(
-                {writing, loop.create_task(_all(workers))}, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({writing, working}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in workers:
+            for task in (*self._workers, working):
                 task.cancel()
-            done = await asyncio.gather(*workers, return_exceptions=True)
+            results = await asyncio.gather(*self._workers, return_exceptions=True)
             self._is_stopped = True
-            self._has_made.set()
-            try:
-                await writing
-            finally:
-                source.close()
-                part.close()
-        for result in done:
+            self._has_answers.set()
+            await writing
+        for result in results:
             if isinstance(result, Exception):
                 raise result
 
-    async def _work(self, source: Source) -> None:
-        while (one := await source.next()) is not None:
-            async with self._tools.pace:
-                made = await self._answer_or_error(*one)
-            self._made.append(made)
-            self._has_made.set()
+    async def _answered(self) -> set[int]:
+        """Return the numbers of the lines whose answers are on the disk."""
+        tools, batch = self._tools, self._batch
+        pieces = await tools.database.run(lambda t: tools.store.answered(t, batch.id))
+        lost = await asyncio.to_thread(parts.lost, self._folder, pieces)
+        if lost:
+            logger.warning(
+                "batch %s: %d answers are not on the disk; running them again", batch.id, len(lost)
+            )
+            await tools.database.run(lambda t: tools.store.lose(t, batch.id, lost))
+        return {piece[0] for piece in pieces} - {number for number, _ in lost}
 
-    async def _answer_or_error(self, number: int, line: bytes) -> Made:
+    async def _is_over(self) -> bool:
+        self._batch = batch = await self._current()
+        return (
+            batch.status != "in_progress"
+            or batch.completed + batch.failed >= batch.total
+            or time.time() > batch.expires
+        )
+
+    def _end_waits(self) -> None:
+        """End the workers that wait for a slot, for limits, or for a better time."""
+        for task in self._workers:
+            if task not in self._sending:
+                task.cancel()
+
+    async def _work(self, source: Source) -> None:
+        while not self.is_parked and (place := await source.next()) is not None:
+            answer = await self._answer_or_error(source, place)
+            self._answers.append(answer)  # to the list of this moment: `_write` puts another one there
+            self._has_answers.set()
+
+    async def _answer_or_error(self, source: Source, place: LinePlace) -> LineAnswer:
         """Return an error for a line that cannot be run, whatever the reason: others can."""
         try:
-            return await self._answer(number, line)
+            return await self._answer(source, place)
         except Exception as exc:
             if is_outage(exc):
                 raise
             if not self._has_failed_line:
                 self._has_failed_line = True
-                logger.exception("batch %s: line %d cannot be run", self._batch.id, number)
-            return self._failed_line(number, line, exc)
+                logger.exception("batch %s: line %d cannot be run", self._batch.id, place.number)
+            if not isinstance(exc, GatewayError):
+                status = 400 if isinstance(exc, (*lines.UNREADABLE, OverflowError)) else 500
+                message = f"this line cannot be run ({type(exc).__name__})"
+                exc = GatewayError(status, message, code="invalid_line")
+            custom_id = lines.custom_id_of(await source.read(place))
+            return answers.bad(place.number, self._request_id(place), custom_id, exc)
 
-    def _failed_line(self, number: int, line: bytes, exc: Exception) -> Made:
-        request_id = f"{self._batch.id}-{number}"
-        if not isinstance(exc, GatewayError):
-            status = 400 if isinstance(exc, (*lines.UNREADABLE, OverflowError)) else 500
-            exc = GatewayError(status, f"this line cannot be run ({type(exc).__name__})", code="invalid_line")
-        text = _line(request_id, lines.custom_id_of(line), exc.status, exc.body())
-        return Made(number, text, True, (0, 0, 0, 0))
-
-    async def _answer(self, number: int, line: bytes) -> Made:
+    async def _answer(self, source: Source, place: LinePlace) -> LineAnswer:
         """Ask until there is an answer.
 
         A try counts against the line if another one succeeded meanwhile; a deployment that is away for some
-        time fails no line.
+        time fails no line. Between tries a line has no slot, and its text is not in memory.
         """
-        batch = self._batch
-        custom_id, body = lines.request_of(line, batch.endpoint)
-        request_id = f"{batch.id}-{number}"
+        request_id = self._request_id(place)
         tries, successes, counted, wait = 0, -1, time.monotonic(), FIRST_WAIT_SECONDS
         while True:
-            status, answer = await self._ask(request_id, body)
+            custom_id, status, answer = await self._ask(source, place, request_id)
             if status not in AGAIN:
                 break
             if successes != self._successes or time.monotonic() - counted > AWAY_SECONDS:
@@ -279,18 +227,42 @@ class Run:
                 break
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-        if status == 200:
-            self._successes += 1
-            return Made(number, _line(request_id, custom_id, 200, answer), False, _tokens(answer))
-        answer = refused(status, answer).body()
-        return Made(number, _line(request_id, custom_id, status, answer), True, (0, 0, 0, 0))
+        if status != 200:
+            return answers.bad(place.number, request_id, custom_id, refused(status, answer))
+        self._successes += 1
+        return answers.good(place.number, request_id, custom_id, answer)
 
-    async def _ask(self, request_id: str, body: bytes) -> tuple[int, bytes]:
+    async def _ask(self, source: Source, place: LinePlace, request_id: str) -> tuple[str, int, bytes]:
+        """Send a line once there is a slot and its key's limits allow it; return id, status and answer.
+
+        The slot is given back while the limits do not allow it. One line of a batch waits at a time: the
+        others would ask the same limits.
+        """
         batch, tools = self._batch, self._tools
-        try:
-            headers = await tools.gate.admit(request_id, batch.key_id, batch.endpoint, body)
-        except GatewayError as exc:
-            return exc.status, exc.body()
+        async with contextlib.AsyncExitStack() as slot:
+            async with self._turn:
+                while True:
+                    await slot.enter_async_context(tools.line_slots.slot(batch.tenant))
+                    custom_id, body = lines.request_of(await source.read(place), batch.endpoint)
+                    try:
+                        headers = await tools.gate.admit(request_id, batch.key_id, batch.endpoint, body)
+                        break
+                    except GatewayError as exc:
+                        return custom_id, exc.status, exc.body()
+                    except NotYet as exc:
+                        seconds = min(exc.seconds, LONGEST_WAIT_SECONDS)
+                    del body
+                    await slot.aclose()
+                    self.limited_since = self.limited_since or time.monotonic()
+                    await asyncio.sleep(seconds * random.uniform(1.0, 1.25))
+            self.limited_since = None
+            return custom_id, *await self._send(request_id, headers, body)
+
+    async def _send(self, request_id: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        batch, tools = self._batch, self._tools
+        task = asyncio.current_task()
+        assert task is not None
+        self._sending.add(task)
         try:
             client = tools.apis if batch.endpoint in lines.OF_WORKERS else tools.frontend
             answer = await client.post(
@@ -299,74 +271,86 @@ class Run:
         except httpx.HTTPError as exc:
             return 502, f"the frontend did not answer ({type(exc).__name__})".encode()
         finally:
+            self._sending.discard(task)
             tools.gate.ended(request_id)
         return answer.status_code, answer.content
 
+    def _request_id(self, place: LinePlace) -> str:
+        return f"{self._batch.id}-{place.number}"
+
     async def _write(self, part: parts.Part) -> None:
         """Put answers on the disk and into the database, many at a time, until there are no more."""
-        tools, batch = self._tools, self._batch
+        tools, batch_id = self._tools, self._batch.id
         while True:
             is_last = self._is_stopped
-            made, self._made = self._made, []
-            self._has_made.clear()
-            starts = await asyncio.to_thread(part.append, [one.text for one in made]) if made else []
-            answers = [
-                Answer(one.number, start, len(one.text), one.is_error, one.tokens)
-                for one, start in zip(made, starts, strict=True)
+            ready, self._answers = self._answers, []
+            self._has_answers.clear()
+            starts = await asyncio.to_thread(part.append, [answer.text for answer in ready]) if ready else []
+            pieces = [
+                Answer(answer.number, start, len(answer.text), answer.is_error, answer.tokens)
+                for answer, start in zip(ready, starts, strict=True)
             ]
-            found = await tools.database.run(
-                lambda t, answers=answers: tools.store.add(t, batch.id, self._owner, answers)  # type: ignore[misc]
+            batch = await tools.database.run(
+                lambda t, pieces=pieces: tools.store.add(t, batch_id, self.owner, pieces)  # type: ignore[misc]
             )
-            if found is None:
+            if batch is None:
                 raise NotOurs
-            self._batch = found
-            if is_last or found.status == "cancelling" or time.time() > found.expires:
+            self._batch = batch
+            if is_last or batch.status == "cancelling" or time.time() > batch.expires:
                 return
-            with suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(tools.beat_seconds):
-                    await self._has_made.wait()
+                    await self._has_answers.wait()
                     if not self._is_stopped:
                         await asyncio.sleep(GATHER_SECONDS)
 
     async def _finish(self) -> None:
         """Write the files; again if a gateway ended while it did so."""
         tools, store, files = self._tools, self._tools.store, self._tools.files
-        batch = await tools.database.run(lambda t: store.finalize(t, self._batch.id, self._owner))
+        batch = await tools.database.run(lambda t: store.finalize(t, self._batch.id, self.owner))
         if batch is None:
             raise NotOurs
         pieces = await tools.database.run(lambda t: store.answered(t, batch.id))
         # The owner is part of the names: one that lost the batch cannot write over what another has finished.
         kinds = ("output", "error")
-        names = [f"file-{batch.id.removeprefix('batch_')}-{self._owner[:8]}-{kind}" for kind in kinds]
+        names = [f"file-{batch.id.removeprefix('batch_')}-{self.owner[:8]}-{kind}" for kind in kinds]
         output, errors = (files.path(name) for name in names)
-        sizes = await self._beating(
-            asyncio.to_thread(parts.put_together, self._folder, pieces, output, errors)
-        )
+        sizes = await self._in_turn(parts.put_together, self._folder, pieces, output, errors)
         status, unanswered = "completed", 0
         if batch.status == "cancelling":
             status = "cancelled"
-        elif len(pieces) < batch.total:
+        elif batch.started is None or len(pieces) < batch.total:
             status = "expired"
             late = ("batch_expired", "the batch's time ended before this line was run")
             numbers = {piece[0] for piece in pieces}
-            adding = asyncio.to_thread(parts.add_unanswered, self._input, batch.id, numbers, errors, *late)
-            unanswered, size = await self._beating(adding)
+            unanswered, size = await self._in_turn(
+                parts.add_unanswered, self._input, batch.id, numbers, errors, *late
+            )
             sizes = (sizes[0], size)
-        kept = [name if size else None for name, size in zip(names, sizes, strict=True)]
+        outputs = [name if size else None for name, size in zip(names, sizes, strict=True)]
 
         def work(t: Transaction) -> None:
-            if not store.end(t, batch, self._owner, status, unanswered, kept):
+            if not store.end(t, batch, self.owner, status, unanswered, outputs):
                 raise NotOurs
-            for name, kind, size in zip(kept, kinds, sizes, strict=True):
+            for name, kind, size in zip(outputs, kinds, sizes, strict=True):
                 if name is not None:
                     files.add(t, name, batch.tenant, OUTPUT, f"{batch.id}_{kind}.jsonl", size)
 
         await tools.database.run(work)
         logger.info("batch %s: %s", batch.id, status)
-        for path, name in zip((output, errors), kept, strict=True):
+        for path, name in zip((output, errors), outputs, strict=True):
             if name is None:
                 await asyncio.to_thread(path.unlink, missing_ok=True)
         await asyncio.to_thread(parts.remove, self._folder)
+
+    async def _in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the result of work on a whole file, which takes its turn and a thread."""
+
+        async def wait_and_work() -> T:
+            async with self._tools.file_slots.slot(self._batch.tenant):
+                return await asyncio.to_thread(work, *args, **kwargs)
+
+        return await self._beating(wait_and_work())
 
     async def _beating(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of long work, and say meanwhile that the batch is ours."""
@@ -381,36 +365,7 @@ class Run:
 
     async def _current(self) -> Batch:
         store = self._tools.store
-        found = await self._tools.database.run(lambda t: store.mine(t, self._batch.id, self._owner))
-        if found is None:
+        batch = await self._tools.database.run(lambda t: store.mine(t, self._batch.id, self.owner))
+        if batch is None:
             raise NotOurs
-        return found
-
-
-async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _line(request_id: str, custom_id: str | None, status: int, body: bytes) -> bytes:
-    if b"\n" in body:
-        try:
-            body = msgspec.json.encode(msgspec.json.decode(body))
-        except lines.UNREADABLE:
-            raise _unreadable() from None
-    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
-    line = {"id": line_id(request_id), "custom_id": custom_id, "response": response, "error": None}
-    return msgspec.json.encode(line) + b"\n"
-
-
-def _tokens(answer: bytes) -> tuple[int, int, int, int]:
-    try:
-        usage = msgspec.json.decode(answer, type=_Used).usage
-    except msgspec.ValidationError:
-        return (0, 0, 0, 0)
-    except lines.UNREADABLE:
-        raise _unreadable() from None
-    return (0, 0, 0, 0) if usage is None else usage.tokens()
-
-
-def _unreadable() -> GatewayError:
-    return GatewayError(502, "the answer of the frontend cannot be read", code="invalid_answer")
+        return batch

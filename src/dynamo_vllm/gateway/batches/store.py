@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,29 @@ _FIELDS = (
     " expires, started, finalizing, cancelling, ended, errors, total, completed, failed, input_tokens,"
     " cached_tokens, output_tokens, reasoning_tokens, output_file, error_file, owner, beat"
 )
+RUNNABLE = "('validating', 'in_progress')"
+OVER = "('cancelling', 'finalizing')"
+MOST_OVER = 64
+TENANTS_TOGETHER = 100
+"""In one statement."""
 ENDED = ("completed", "failed", "expired", "cancelled")
+_IDLE = "(owner IS NULL OR beat < ?)"
+_TENANTS = """
+    WITH RECURSIVE tenants (name) AS (
+        SELECT MIN(tenant) FROM gateway_batches WHERE ended IS NULL
+        UNION ALL
+        SELECT (SELECT MIN(tenant) FROM gateway_batches WHERE ended IS NULL AND tenant > name)
+        FROM tenants WHERE name IS NOT NULL
+    ) SELECT name FROM tenants WHERE name IS NOT NULL
+"""
+"""Steps from tenant to tenant in the index, so that a tenant with many batches costs no more than others."""
+_OF_TENANT = f"""
+    SELECT * FROM (
+        SELECT id, tenant, file_id, beat, created FROM gateway_batches
+        WHERE tenant = ? AND ended IS NULL AND status IN {RUNNABLE} AND {_IDLE}
+        ORDER BY beat, created, id LIMIT ?
+    ) AS idle
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +111,17 @@ class Batch:
             },
             "metadata": None if self.metadata is None else msgspec.json.decode(self.metadata),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBatch:
+    """A batch that nobody runs."""
+
+    id: str
+    tenant: str
+    file_id: str
+    is_over: bool
+    """Whether it has been cancelled or its time has ended: only its files are to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,15 +209,40 @@ class BatchStore:
             raise GatewayError(409, f"a batch that is {found.status} cannot be cancelled")
         return found
 
-    def waiting(self, t: Transaction, limit: int) -> list[str]:
-        """Return batches that nobody runs, the oldest first."""
-        rows = t.all(
-            f"SELECT id FROM gateway_batches WHERE status IN {ACTIVE} AND (owner IS NULL OR beat < ?)"
-            " ORDER BY created LIMIT ?",
-            self._now() - self._stale_seconds,
-            limit,
+    def waiting(self, t: Transaction, each: int) -> list[WaitingBatch]:
+        """Return batches that nobody runs, the next one first: those that are over, then some of each tenant.
+
+        What did not run for the longest time is next. No tenant hides another's, however many it has.
+        """
+        now = self._now()
+        stale = now - self._stale_seconds
+        t.execute(
+            "UPDATE gateway_batches SET status = 'finalizing' WHERE ended IS NULL AND expires < ?"
+            f" AND status NOT IN {OVER} AND {_IDLE}",  # an index on the status would be read whole
+            now,
+            stale,
         )
-        return [str(batch_id) for (batch_id,) in rows]
+        over = t.all(
+            f"SELECT id, tenant, file_id FROM gateway_batches WHERE status IN {OVER} AND {_IDLE}"
+            " ORDER BY beat LIMIT ?",
+            stale,
+            MOST_OVER,
+        )
+        tenants = [name for (name,) in t.all(_TENANTS)]
+        rows: list[Row] = []
+        for start in range(0, len(tenants), TENANTS_TOGETHER):
+            some = tenants[start : start + TENANTS_TOGETHER]
+            values = [value for tenant in some for value in (tenant, stale, each)]
+            rows += t.all(" UNION ALL ".join([_OF_TENANT] * len(some)), *values)
+        places: Counter[str] = Counter()
+        order = []
+        for batch_id, tenant, file_id, beat, created in sorted(rows, key=lambda row: row[3:]):
+            places[tenant] += 1
+            batch = WaitingBatch(batch_id, tenant, file_id, is_over=False)
+            order.append((places[tenant], beat, created, batch))
+        order.sort(key=lambda entry: entry[:3])
+        ending = [WaitingBatch(batch_id, tenant, file_id, is_over=True) for batch_id, tenant, file_id in over]
+        return ending + [entry[3] for entry in order]
 
     def claim(self, t: Transaction, batch_id: str, owner: str) -> Batch | None:
         """Return a batch that is ours to run from now on; None if another gateway was faster."""
@@ -213,11 +272,11 @@ class BatchStore:
         row = t.one(f"SELECT {_FIELDS} FROM gateway_batches WHERE id = ?", batch_id)
         return _batch(row) if changed and row is not None else None
 
-    def checked(self, t: Transaction, batch_id: str, owner: str, total: int, faults: Sequence[Fault]) -> bool:
-        """Write down how the check ended; return whether the batch may run."""
+    def checked(self, t: Transaction, batch_id: str, owner: str, total: int, faults: Sequence[Fault]) -> None:
+        """Write down how the check ended: without faults the batch may run."""
         batch = self.mine(t, batch_id, owner)
         if batch is None or batch.status != "validating":
-            return False
+            return
         if faults:
             t.execute(
                 "UPDATE gateway_batches SET status = 'failed', errors = ?, ended = ?, total = ?,"
@@ -227,14 +286,13 @@ class BatchStore:
                 total,
                 batch_id,
             )
-            return False
+            return
         t.execute(
             "UPDATE gateway_batches SET status = 'in_progress', started = ?, total = ? WHERE id = ?",
             self._now(),
             total,
             batch_id,
         )
-        return True
 
     def answered(self, t: Transaction, batch_id: str) -> list[tuple[int, str, int, int, bool]]:
         """Return number, part, start, length and kind of every answered line, in order."""

@@ -46,6 +46,11 @@ TABLES = (
     )""",
     "CREATE INDEX IF NOT EXISTS gateway_batches_tenant ON gateway_batches (tenant, created)",
     "CREATE INDEX IF NOT EXISTS gateway_batches_status ON gateway_batches (status)",
+    # For turns between tenants, and for batches whose time has ended before they run.
+    """CREATE INDEX IF NOT EXISTS gateway_batches_turns ON gateway_batches (tenant, beat, created, id)
+        WHERE ended IS NULL""",
+    """CREATE INDEX IF NOT EXISTS gateway_batches_expires ON gateway_batches (expires)
+        WHERE ended IS NULL""",
     # One row per answered line: which piece of which part file is its answer.
     """CREATE TABLE IF NOT EXISTS gateway_batch_lines (
         batch TEXT NOT NULL,

@@ -4,106 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import pytest
 
-from dynamo_vllm.gateway import identity, schema
+from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.batches import parts, runner
-from dynamo_vllm.gateway.batches.files import PURPOSE, FileStore
-from dynamo_vllm.gateway.batches.pace import Pace
-from dynamo_vllm.gateway.batches.runner import NotOurs, Run, Tools
-from dynamo_vllm.gateway.batches.store import Answer, Batch, BatchStore
-from dynamo_vllm.gateway.database import Database, Transaction
+from dynamo_vllm.gateway.batches.routes import allowed
+from dynamo_vllm.gateway.batches.runner import NotOurs, Run
+from dynamo_vllm.gateway.batches.store import Answer
+from dynamo_vllm.gateway.tenant_slots import TenantSlots
+from harness.batch_bench import ANSWER, Bench, opened
 from harness.open_gate import OpenGate
-
-T = TypeVar("T")
-CHAT = "/v1/chat/completions"
-ANSWER = {"id": "x", "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-Handler = Callable[[httpx.Request], httpx.Response]
-
-
-class Bench:
-    """A database, a folder and a frontend that answers as it is told."""
-
-    def __init__(self, folder: Path) -> None:
-        self.now = 0.0
-        self.folder = folder
-        self.database = Database(f"sqlite:///{folder / 'g.db'}", schema.ALL)
-        self.store = BatchStore(stale_seconds=20, clock=lambda: self.now)
-        self.files = FileStore(self.database, folder, days=1, file_bytes=10**6, tenant_bytes=10**7)
-
-    def tools(self, frontend: Handler, concurrency: int = 4) -> Tools:
-        client = httpx.AsyncClient(transport=httpx.MockTransport(frontend), base_url="http://f")
-        return Tools(
-            database=self.database,
-            store=self.store,
-            files=self.files,
-            frontend=client,
-            apis=client,
-            pace=Pace(concurrency, lambda: 0.0),
-            parts=self.folder / "parts",
-            concurrency=concurrency,
-            gate=OpenGate(),
-            most_lines=1000,
-            beat_seconds=5,
-        )
-
-    def run(self, work: Callable[[Transaction], T]) -> T:
-        return self.database.run_now(work)
-
-    def begin(self, count: int, tenant: str = "a", **fields: object) -> Batch:
-        body = {"model": "m", **fields}
-        lines = (
-            json.dumps({"custom_id": f"c{n}", "method": "POST", "url": CHAT, "body": {**body, "n": n}})
-            for n in range(count)
-        )
-        return self.begin_with("\n".join(lines).encode(), tenant)
-
-    def begin_with(self, content: bytes, tenant: str = "a") -> Batch:
-        file_id = f"file-{secrets.token_hex(4)}"
-        self.files.path(file_id).write_bytes(content)
-        self.run(lambda t: self.files.add(t, file_id, tenant, PURPOSE, "in", 1))
-        return self.run(
-            lambda t: self.store.create(
-                t,
-                tenant=tenant,
-                key_id=tenant,
-                endpoint=CHAT,
-                file_id=file_id,
-                window=("24h", 1e12),
-                metadata=None,
-            )
-        )
-
-    def claim(self, batch: Batch, owner: str) -> Batch:
-        found = self.run(lambda t: self.store.claim(t, batch.id, owner))
-        assert found is not None
-        return found
-
-    def ended(self, batch: Batch) -> tuple[Batch, list[str], list[int]]:
-        """The batch, the ids in its output, and the statuses in its errors."""
-        found = self.run(lambda t: self.store.get(t, batch.id, "a"))
-        texts = [
-            self.files.path(name).read_text().splitlines() if name else []
-            for name in (found.output_file, found.error_file)
-        ]
-        good, bad = ([json.loads(text) for text in part] for part in texts)
-        return found, [one["custom_id"] for one in good], [one["response"]["status_code"] for one in bad]
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    made = Bench(tmp_path)
-    yield made
-    made.database.close()
+    with opened(tmp_path) as bench:
+        yield bench
 
 
 @pytest.fixture(autouse=True)
@@ -186,9 +109,9 @@ async def test_gateway_that_lost_a_batch_changes_nothing(bench: Bench) -> None:
     batch = bench.begin(5)
     tools = bench.tools(lambda request: httpx.Response(200, json=ANSWER))
     away = httpx.AsyncClient(transport=httpx.MockTransport(slow), base_url="http://f")
-    waiting = replace(tools, frontend=away, pace=Pace(4, lambda: 0.0))
+    waiting = replace(tools, frontend=away, line_slots=TenantSlots(lambda: 4))
     first = asyncio.ensure_future(Run(waiting, bench.claim(batch, "one"), "one").run())
-    while waiting.pace.running == 0:
+    while waiting.line_slots.total == 0:
         await asyncio.sleep(0)
     bench.run(lambda t: None)  # after what the first has asked of the database, also to stay its owner
     bench.now += 100
@@ -212,24 +135,8 @@ async def test_answers_that_are_not_on_the_disk_are_asked_for_again(bench: Bench
     assert (found.completed, good) == (3, ["c0", "c1", "c2"])
 
 
-async def test_one_line_runs_at_a_time_while_the_deployment_is_busy() -> None:
-    load = [1.0]
-    pace = Pace(4, lambda: load[0])
-    most: list[int] = []
-
-    async def work() -> None:
-        async with pace:
-            most.append(pace.running)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(work() for _ in range(5)))
-    assert max(most) == 1
-    load[0] = 0.5
-    await asyncio.gather(*(work() for _ in range(8)))
-    assert max(most) == 2
-    load[0] = 0.0
-    await asyncio.gather(*(work() for _ in range(8)))
-    assert max(most) == 4
+def test_one_line_runs_at_a_time_while_the_deployment_is_busy() -> None:
+    assert [allowed(4, busy) for busy in (0.0, 0.5, 0.9, 1.0, 5.0, -1.0)] == [4, 2, 1, 1, 1, 4]
 
 
 class RaisingGate(OpenGate):
