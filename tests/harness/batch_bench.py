@@ -80,6 +80,9 @@ class Bench:
     def state(self, batch: Batch) -> Batch:
         return self.run(lambda t: self.store.get(t, batch.id, batch.tenant))
 
+    def failures(self, batch: Batch) -> int:
+        return self.run(lambda t: self.store.failures(t, batch.id))[0]
+
     async def until(self, what: str, is_so: Callable[[], bool]) -> None:
         """The limit is only for a hang."""
         try:

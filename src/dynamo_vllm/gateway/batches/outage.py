@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 from dynamo_vllm.errors import StartError
+from dynamo_vllm.gateway.database import DatabaseAway
 
 OUTAGES = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ESTALE),
@@ -18,6 +19,6 @@ def is_outage(exc: BaseException) -> bool:
     """Return whether the same work may succeed later, without a change of the batch."""
     if isinstance(exc, OSError) and exc.errno in OUTAGES:
         return True
-    if isinstance(exc, (StartError, MemoryError)):
+    if isinstance(exc, (DatabaseAway, StartError, MemoryError)):
         return True
     return any(base.__name__ in _OF_DATABASES for base in type(exc).__mro__)

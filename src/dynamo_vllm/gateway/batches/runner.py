@@ -14,6 +14,7 @@ import httpx
 
 from dynamo_vllm.gateway.batches import answers, lines, parts
 from dynamo_vllm.gateway.batches.files import OUTPUT
+from dynamo_vllm.gateway.batches.lines import Fault
 from dynamo_vllm.gateway.batches.outage import is_outage
 from dynamo_vllm.gateway.batches.source import Source
 from dynamo_vllm.gateway.batches.store import Answer
@@ -22,7 +23,7 @@ from dynamo_vllm.gateway.exchange import CONNECT_SECONDS, JSON, refused
 from dynamo_vllm.gateway.replies import GatewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from pathlib import Path
 
     from dynamo_vllm.gateway.batches.answers import LineAnswer
@@ -44,6 +45,9 @@ FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 30.0
 GATHER_SECONDS = 0.02
 """How long answers wait for others: they cost one commit together."""
+GRACE_SECONDS = 3600.0
+"""How long a batch whose time has ended waits for room on the disk, or for the gateway that has its file."""
+OUTPUTS = ("output", "error")
 _TIMEOUT = httpx.Timeout(None, connect=CONNECT_SECONDS)
 
 
@@ -118,6 +122,32 @@ class Run:
         is_running = self._batch.status == "in_progress" and time.time() < self._batch.expires
         if not is_running or await self._answer_lines():
             await self._finish()
+
+    async def fail(self, reason: str) -> None:
+        """End the batch as failed, with the answers that there are, if their files can be written."""
+        fault = Fault(
+            "batch_failed", f"this batch cannot be run ({reason}); it was tried several times", None
+        )
+        try:
+            await self._finish(fault)
+        except NotOurs:
+            raise
+        except Exception as exc:
+            if is_outage(exc) and not self.is_overdue:
+                raise
+            await self.abandon(fault)
+
+    async def abandon(self, fault: Fault | None = None) -> None:
+        """End the batch without files: as failed, or as expired if no reason is given."""
+        batch = self._batch
+        status = "expired" if fault is None else "failed"
+        await self._end(batch, status, 0, (None, None), (0, 0), fault or _late(batch))
+        await asyncio.to_thread(parts.remove, self._folder)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its time ended so long ago that it ends whatever stands against it."""
+        return time.time() > self._batch.expires + GRACE_SECONDS
 
     async def _check(self) -> bool:
         """Return whether the batch goes on."""
@@ -304,44 +334,54 @@ class Run:
                     if not self._is_stopped:
                         await asyncio.sleep(GATHER_SECONDS)
 
-    async def _finish(self) -> None:
+    async def _finish(self, failure: Fault | None = None) -> None:
         """Write the files; again if a gateway ended while it did so."""
-        tools, store, files = self._tools, self._tools.store, self._tools.files
+        tools, store = self._tools, self._tools.store
         batch = await tools.database.run(lambda t: store.finalize(t, self._batch.id, self.owner))
         if batch is None:
             raise NotOurs
-        pieces = await tools.database.run(lambda t: store.answered(t, batch.id))
         # The owner is part of the names: one that lost the batch cannot write over what another has finished.
-        kinds = ("output", "error")
-        names = [f"file-{batch.id.removeprefix('batch_')}-{self.owner[:8]}-{kind}" for kind in kinds]
-        output, errors = (files.path(name) for name in names)
-        sizes = await self._in_turn(parts.put_together, self._folder, pieces, output, errors)
-        status, unanswered = "completed", 0
-        if batch.status == "cancelling":
-            status = "cancelled"
-        elif batch.started is None or len(pieces) < batch.total:
-            status = "expired"
-            late = ("batch_expired", "the batch's time ended before this line was run")
-            numbers = {piece[0] for piece in pieces}
-            unanswered, size = await self._in_turn(
-                parts.add_unanswered, self._input, batch.id, numbers, errors, *late
-            )
-            sizes = (sizes[0], size)
+        names = [f"file-{batch.id.removeprefix('batch_')}-{self.owner[:8]}-{kind}" for kind in OUTPUTS]
+        paths = [tools.files.path(name) for name in names]
+        try:
+            pieces = await tools.database.run(lambda t: store.answered(t, batch.id))
+            status, fault = _ending(batch, len(pieces), failure)
+            sizes = await self._in_turn(parts.put_together, self._folder, pieces, *paths)
+            unanswered = batch.total - len(pieces) if status == "failed" else 0
+            if status == "expired" and len(pieces) < batch.total and fault is not None:
+                numbers = {piece[0] for piece in pieces}
+                unanswered, size = await self._in_turn(
+                    parts.add_unanswered, self._input, batch.id, numbers, paths[1], fault.code, fault.message
+                )
+                sizes = (sizes[0], size)
+        except BaseException:
+            _remove(paths)  # a disk that is full has no room for what nobody names
+            raise
         outputs = [name if size else None for name, size in zip(names, sizes, strict=True)]
+        await self._end(batch, status, unanswered, outputs, sizes, fault)
+        _remove(path for path, name in zip(paths, outputs, strict=True) if name is None)
+        await asyncio.to_thread(parts.remove, self._folder)
+
+    async def _end(
+        self,
+        batch: Batch,
+        status: str,
+        unanswered: int,
+        outputs: Sequence[str | None],
+        sizes: Sequence[int],
+        fault: Fault | None,
+    ) -> None:
+        store, files = self._tools.store, self._tools.files
 
         def work(t: Transaction) -> None:
-            if not store.end(t, batch, self.owner, status, unanswered, outputs):
+            if not store.end(t, batch, self.owner, status, unanswered, outputs, fault):
                 raise NotOurs
-            for name, kind, size in zip(outputs, kinds, sizes, strict=True):
+            for name, kind, size in zip(outputs, OUTPUTS, sizes, strict=True):
                 if name is not None:
                     files.add(t, name, batch.tenant, OUTPUT, f"{batch.id}_{kind}.jsonl", size)
 
-        await tools.database.run(work)
+        await self._tools.database.run(work)
         logger.info("batch %s: %s", batch.id, status)
-        for path, name in zip((output, errors), outputs, strict=True):
-            if name is None:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
-        await asyncio.to_thread(parts.remove, self._folder)
 
     async def _in_turn(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of work on a whole file, which takes its turn and a thread."""
@@ -369,3 +409,24 @@ class Run:
         if batch is None:
             raise NotOurs
         return batch
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _ending(batch: Batch, answered: int, failure: Fault | None) -> tuple[str, Fault | None]:
+    """Return the last state of a batch, and what it says about lines without an answer."""
+    if failure is not None:
+        return "failed", failure
+    if batch.status == "cancelling":
+        return "cancelled", None
+    if batch.started is None or answered < batch.total:
+        return "expired", _late(batch)
+    return "completed", None
+
+
+def _late(batch: Batch) -> Fault:
+    message = f"the batch's time ({batch.completion_window}) ended before this line was run"
+    return Fault("batch_expired", message, None)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dynamo_vllm.gateway.batches.outage import is_outage
 from dynamo_vllm.gateway.batches.runner import NotOurs, Run
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ MOST_ENDING = 4
 """Cancelled and expired batches, which only write their files, beyond those that run."""
 LIMITED_SECONDS = 30.0
 """How long a batch keeps its place while its limits let no line pass, if another tenant has none."""
+MOST_FAILURES = 3
 TURN_SECONDS = 300.0
 """How long a batch that runs keeps its place then."""
 
@@ -33,6 +35,7 @@ class Scheduler:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
+        self._database = tools.database
         self._running: dict[str, _Running] = {}
         self._nudged = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
@@ -71,7 +74,7 @@ class Scheduler:
                     await self._nudged.wait()
 
     async def _look(self) -> None:
-        waiting = await self._tools.database.run(lambda t: self._tools.store.waiting(t, BATCHES_PER_TENANT))
+        waiting = await self._database.run(lambda t: self._tools.store.waiting(t, BATCHES_PER_TENANT))
         while (batch := self._next(waiting)) is not None:
             waiting.remove(batch)
             await self._claim(batch)
@@ -97,15 +100,17 @@ class Scheduler:
     async def _claim(self, waiting: WaitingBatch) -> None:
         """Run a batch, unless another gateway was faster or has the file."""
         store, owner = self._tools.store, secrets.token_hex(8)
-        batch = await self._tools.database.run(lambda t: store.claim(t, waiting.id, owner))
+        batch = await self._database.run(lambda t: store.claim(t, waiting.id, owner))
         if batch is None:
             return
-        if not await self._has_file(waiting):
-            await self._tools.database.run(lambda t: store.release(t, waiting.id, owner))
-            return
         run = Run(self._tools, batch, owner)
-        task = asyncio.get_running_loop().create_task(self._run(run, batch.id))
-        self._running[batch.id] = _Running(waiting, run, task)
+        if await self._has_file(waiting):
+            task = asyncio.get_running_loop().create_task(self._run(run))
+            self._running[batch.id] = _Running(waiting, run, task)
+        elif run.is_overdue:
+            await run.abandon()
+        else:
+            await self._release(run)
 
     async def _has_file(self, batch: WaitingBatch) -> bool:
         return await asyncio.to_thread(self._tools.files.path(batch.file_id).exists)
@@ -128,25 +133,47 @@ class Scheduler:
             logger.info("batch %s: makes room for another tenant's", running.batch.id)
             running.run.park()
 
-    async def _run(self, run: Run, batch_id: str) -> None:
+    async def _run(self, run: Run) -> None:
         try:
-            await run.run()
-            if run.is_parked:
-                await self._release(run, batch_id)
+            failures, reason = await self._database.run(lambda t: self._tools.store.failures(t, run.batch.id))
+            if failures >= MOST_FAILURES:
+                await run.fail(reason)
+            else:
+                await run.run()
+                if run.is_parked:
+                    await self._release(run)
         except NotOurs:
-            logger.info("batch %s: another gateway runs it now", batch_id)
-        except Exception:
-            logger.exception("batch %s: cannot go on; it is tried again", batch_id)
+            logger.info("batch %s: another gateway runs it now", run.batch.id)
+        except Exception as exc:
+            await self._note(run, exc)
         except asyncio.CancelledError:
             with suppress(Exception):
-                await asyncio.shield(self._release(run, batch_id))
+                await asyncio.shield(self._release(run))
             raise
         finally:
-            del self._running[batch_id]
+            del self._running[run.batch.id]
             self._nudged.set()
 
-    async def _release(self, run: Run, batch_id: str) -> None:
-        await self._tools.database.run(lambda t: self._tools.store.release(t, batch_id, run.owner))
+    async def _note(self, run: Run, exc: Exception) -> None:
+        """Count a run that failed; the batch ends after some of them. It rests until it counts as stale."""
+        if is_outage(exc) and not run.is_overdue:
+            logger.warning("batch %s: cannot go on now: %s", run.batch.id, exc)
+            return
+        logger.error("batch %s: cannot go on", run.batch.id, exc_info=exc)
+        reason = type(exc).__name__
+        try:
+            failures = await self._database.run(
+                lambda t: self._tools.store.note_failure(t, run.batch.id, reason)
+            )
+            if failures >= MOST_FAILURES or run.is_overdue:
+                await run.fail(reason)
+        except NotOurs:
+            logger.info("batch %s: another gateway runs it now", run.batch.id)
+        except Exception:
+            logger.exception("batch %s: cannot be ended; trying again", run.batch.id)
+
+    async def _release(self, run: Run) -> None:
+        await self._database.run(lambda t: self._tools.store.release(t, run.batch.id, run.owner))
 
 
 @dataclass(frozen=True, slots=True)

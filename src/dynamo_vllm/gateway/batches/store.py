@@ -294,6 +294,21 @@ class BatchStore:
             batch_id,
         )
 
+    def note_failure(self, t: Transaction, batch_id: str, reason: str) -> int:
+        """Count a run that failed; return how many did."""
+        t.execute(
+            "INSERT INTO gateway_batch_failures (batch, runs, reason) VALUES (?, 1, ?) ON CONFLICT (batch)"
+            " DO UPDATE SET runs = gateway_batch_failures.runs + 1, reason = excluded.reason",
+            batch_id,
+            reason,
+        )
+        return self.failures(t, batch_id)[0]
+
+    def failures(self, t: Transaction, batch_id: str) -> tuple[int, str]:
+        """Return how many runs failed, and why the last one did."""
+        row = t.one("SELECT runs, reason FROM gateway_batch_failures WHERE batch = ?", batch_id)
+        return (0, "") if row is None else (int(row[0]), str(row[1]))
+
     def answered(self, t: Transaction, batch_id: str) -> list[tuple[int, str, int, int, bool]]:
         """Return number, part, start, length and kind of every answered line, in order."""
         rows = t.all(
@@ -363,22 +378,25 @@ class BatchStore:
         batch: Batch,
         owner: str,
         status: str,
-        unanswered: int,
-        files: Sequence[str | None],
+        unanswered: int = 0,
+        files: Sequence[str | None] = (None, None),
+        fault: Fault | None = None,
     ) -> bool:
         """Write down the last state; return whether the batch was still ours."""
         changed = t.execute(
             "UPDATE gateway_batches SET status = ?, ended = ?, failed = failed + ?, output_file = ?,"
-            f" error_file = ?, owner = NULL WHERE id = ? AND owner = ? AND status IN {ACTIVE}",
+            f" error_file = ?, errors = ?, owner = NULL WHERE id = ? AND owner = ? AND status IN {ACTIVE}",
             status,
             self._now(),
             unanswered,
             *files,
+            None if fault is None else msgspec.json.encode([fault]).decode(),
             batch.id,
             owner,
         )
         if changed:
             t.execute("DELETE FROM gateway_batch_lines WHERE batch = ?", batch.id)
+            t.execute("DELETE FROM gateway_batch_failures WHERE batch = ?", batch.id)
         return bool(changed)
 
 

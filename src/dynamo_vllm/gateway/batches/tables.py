@@ -61,4 +61,10 @@ TABLES = (
         is_error INTEGER NOT NULL,
         PRIMARY KEY (batch, number)
     )""",
+    # Runs that ended with a defect, of batches that have not ended.
+    """CREATE TABLE IF NOT EXISTS gateway_batch_failures (
+        batch TEXT PRIMARY KEY,
+        runs INTEGER NOT NULL,
+        reason TEXT NOT NULL
+    )""",
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -13,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dynamo_vllm.gateway.batches import runner, scheduler
+from dynamo_vllm.gateway.batches import parts, runner, scheduler
 from dynamo_vllm.gateway.batches.runner import Tools
 from dynamo_vllm.gateway.batches.scheduler import Scheduler
+from dynamo_vllm.gateway.database import DatabaseAway
 from dynamo_vllm.gateway.deferred import NotYet
 from harness.batch_bench import ANSWER, Bench, Handler, opened
 from harness.open_gate import OpenGate
@@ -252,3 +255,79 @@ async def test_gateway_that_stops_leaves_its_batches_to_the_next(bench: Bench) -
     async with scheduling(tools_of(bench, Frontend(), OpenGate())):
         await bench.until_ended(*batches)
     assert json.loads(bench.files.path(bench.state(batches[0]).output_file or "").read_text().splitlines()[0])
+
+
+async def test_batch_that_cannot_be_run_fails_after_some_runs_also_across_restarts(bench: Bench) -> None:
+    batch = bench.begin(2, "a")
+    file = bench.files.path(batch.file_id)
+    file.unlink()
+    file.mkdir()  # so that it is there, and nobody can read it
+    tools = tools_of(bench, Frontend(), OpenGate())
+    for count in range(1, scheduler.MOST_FAILURES):
+        async with scheduling(tools):
+            await bench.until(f"failure {count}", lambda count=count: bench.failures(batch) == count)  # type: ignore[misc]
+        assert bench.state(batch).ended is None
+        bench.now += 100
+    async with scheduling(tools):
+        await bench.until_ended(batch)
+    state = bench.state(batch).shown()
+    assert (state["status"], state["failed_at"] is not None) == ("failed", True)
+    assert "IsADirectoryError" in state["errors"]["data"][0]["message"]
+    assert bench.failures(batch) == 0
+
+
+async def test_batch_whose_output_cannot_be_written_fails_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> tuple[int, int]:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(parts, "put_together", broken)
+    batch = bench.begin(2, "a")
+    for count in range(1, scheduler.MOST_FAILURES):
+        async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+            await bench.until(f"failure {count}", lambda count=count: bench.failures(batch) == count)  # type: ignore[misc]
+        bench.now += 100
+    async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+        await bench.until_ended(batch)
+        await bench.until("its parts to go", lambda: not (bench.folder / "parts" / batch.id).exists())
+    state = bench.state(batch)
+    assert (state.status, state.output_file, state.completed) == ("failed", None, 2)
+
+
+@pytest.mark.parametrize(
+    "outage", [OSError(errno.ENOSPC, "no room"), sqlite3.OperationalError("full"), DatabaseAway("away")]
+)
+async def test_full_disk_fails_no_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, outage: Exception
+) -> None:
+    attempts = 0
+
+    def full(*_: object) -> tuple[int, int]:
+        nonlocal attempts
+        attempts += 1
+        raise outage
+
+    batch = bench.begin(2, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "put_together", full)
+        for count in range(1, scheduler.MOST_FAILURES + 2):
+            async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+                await bench.until("an attempt", lambda count=count: attempts == count)  # type: ignore[misc]
+            bench.now += 100
+    assert (bench.failures(batch), bench.state(batch).ended) == (0, None)
+    assert {path.name for path in (bench.folder / "files").iterdir()} == {batch.file_id}
+    async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+        await bench.until_ended(batch)
+    assert bench.ended(batch)[1] == ["c0", "c1"]
+
+
+async def test_expired_batch_says_why_even_without_its_file(bench: Bench) -> None:
+    content = bench.files.path(bench.begin(2, "a").file_id).read_bytes()
+    batches = [bench.begin_with(content, tenant, seconds=-1) for tenant in ("b", "c")]
+    bench.files.path(batches[1].file_id).unlink()
+    async with scheduling(tools_of(bench, Frontend(), LimitedGate("a"))):
+        await bench.until_ended(*batches)
+    states = [bench.state(batch).shown() for batch in batches]
+    assert [state["status"] for state in states] == ["expired", "expired"]
+    assert [state["errors"]["data"][0]["code"] for state in states] == ["batch_expired", "batch_expired"]
