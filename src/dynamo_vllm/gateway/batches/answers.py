@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from dynamo_vllm.gateway.batches.lines import UNREADABLE
-from dynamo_vllm.gateway.batches.parts import line_id
+from dynamo_vllm.gateway.batches.lines import UNREADABLE, Fault
 from dynamo_vllm.gateway.replies import GatewayError
 
 NO_TOKENS = (0, 0, 0, 0)
@@ -72,9 +72,30 @@ def bad(number: int, request_id: str, custom_id: str | None, error: GatewayError
     return LineAnswer(number, text, True, NO_TOKENS)
 
 
+def unanswered(batch_id: str, error: GatewayError | Fault, number: int, custom_id: str | None) -> bytes:
+    """Return the line of a request that was not sent: with the answer that it would have had, or a reason."""
+    request_id = request_id_of(batch_id, number)
+    if isinstance(error, GatewayError):
+        return bad(number, request_id, custom_id, error).text
+    reason = {"code": error.code, "message": error.message}
+    return _encoded(request_id, custom_id, None, reason)
+
+
+def request_id_of(batch_id: str, number: int) -> str:
+    """Return the name of a line in the ledger; it has the same one whenever it is sent."""
+    return f"{batch_id}-{number}"
+
+
 def _line(request_id: str, custom_id: str | None, status: int, body: bytes) -> bytes:
     response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
-    line = {"id": line_id(request_id), "custom_id": custom_id, "response": response, "error": None}
+    return _encoded(request_id, custom_id, response, None)
+
+
+def _encoded(
+    request_id: str, custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None
+) -> bytes:
+    name = f"batch_req_{request_id.removeprefix('batch_')}"
+    line = {"id": name, "custom_id": custom_id, "response": response, "error": error}
     return msgspec.json.encode(line) + b"\n"
 
 

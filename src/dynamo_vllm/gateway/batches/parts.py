@@ -11,12 +11,10 @@ import os
 import shutil
 from typing import TYPE_CHECKING, BinaryIO
 
-import msgspec
-
 from dynamo_vllm.gateway.batches.lines import custom_id_of, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     Pieces = Sequence[tuple[int, str, int, int, bool]]
@@ -78,26 +76,18 @@ def put_together(folder: Path, pieces: Pieces, output: Path, errors: Path) -> tu
 
 
 def add_unanswered(
-    path: Path, batch_id: str, numbers: set[int], errors: Path, code: str, message: str
+    path: Path, numbers: set[int], errors: Path, line_of: Callable[[int, str | None], bytes]
 ) -> tuple[int, int]:
     """Add an error for every line that has no answer; return how many, and the size of the errors."""
     count = 0
-    error = {"code": code, "message": message}
     with path.open("rb") as source, errors.open("ab") as bad:
         for number, text in numbered(source):
             if number not in numbers:
-                name = line_id(f"{batch_id}-{number}")
-                line = {"id": name, "custom_id": custom_id_of(text), "response": None, "error": error}
-                bad.write(msgspec.json.encode(line) + b"\n")
+                bad.write(line_of(number, custom_id_of(text)))
                 count += 1
         bad.flush()
         os.fsync(bad.fileno())
         return count, bad.tell()
-
-
-def line_id(request_id: str) -> str:
-    """`request_id` is that of the batch and the line's number."""
-    return f"batch_req_{request_id.removeprefix('batch_')}"
 
 
 def remove(folder: Path) -> None:

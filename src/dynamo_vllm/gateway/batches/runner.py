@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import httpx
 
 from dynamo_vllm.gateway.batches import answers, lines, parts
+from dynamo_vllm.gateway.batches.answers import request_id_of
 from dynamo_vllm.gateway.batches.files import OUTPUT
 from dynamo_vllm.gateway.batches.lines import Fault
 from dynamo_vllm.gateway.batches.outage import is_outage
@@ -43,6 +45,7 @@ AWAY_SECONDS = 300.0
 """A try counts after this time even if no other line succeeded: all others may have ended."""
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 30.0
+REFUSED_SECONDS = 3.0
 GATHER_SECONDS = 0.02
 """How long answers wait for others: they cost one commit together."""
 GRACE_SECONDS = 3600.0
@@ -95,6 +98,9 @@ class Run:
         self._answers: list[LineAnswer] = []
         self._has_answers = asyncio.Event()
         self._successes = 0
+        self._refused_at: float | None = None
+        self._refusal: GatewayError | None = None
+        """Why no line will be run any more."""
         self._is_stopped = False
         self._has_failed_line = False
 
@@ -119,8 +125,9 @@ class Run:
         """
         if self._batch.status == "validating" and not await self._check():
             return
-        is_running = self._batch.status == "in_progress" and time.time() < self._batch.expires
-        if not is_running or await self._answer_lines():
+        is_running = self._batch.started is not None and self._batch.status != "cancelling"
+        is_over = not is_running or time.time() > self._batch.expires
+        if is_over or await self._answer_lines():
             await self._finish()
 
     async def fail(self, reason: str) -> None:
@@ -168,7 +175,7 @@ class Run:
             contextlib.closing(parts.Part(self._folder, self.owner)) as part,
         ):
             await self._send_lines(source, part, self._batch.total - len(answered))
-        return not self.is_parked or await self._is_over()
+        return not self.is_parked or self._refusal is not None or await self._is_over()
 
     async def _send_lines(self, source: Source, part: parts.Part, count: int) -> None:
         """Answer lines until all are answered, or the batch is over or parked."""
@@ -205,7 +212,7 @@ class Run:
     async def _is_over(self) -> bool:
         self._batch = batch = await self._current()
         return (
-            batch.status != "in_progress"
+            batch.status == "cancelling"
             or batch.completed + batch.failed >= batch.total
             or time.time() > batch.expires
         )
@@ -217,7 +224,7 @@ class Run:
                 task.cancel()
 
     async def _work(self, source: Source) -> None:
-        while not self.is_parked and (place := await source.next()) is not None:
+        while not (self.is_parked or self._refusal) and (place := await source.next()) is not None:
             answer = await self._answer_or_error(source, place)
             self._answers.append(answer)  # to the list of this moment: `_write` puts another one there
             self._has_answers.set()
@@ -237,7 +244,7 @@ class Run:
                 message = f"this line cannot be run ({type(exc).__name__})"
                 exc = GatewayError(status, message, code="invalid_line")
             custom_id = lines.custom_id_of(await source.read(place))
-            return answers.bad(place.number, self._request_id(place), custom_id, exc)
+            return answers.bad(place.number, request_id_of(self._batch.id, place.number), custom_id, exc)
 
     async def _answer(self, source: Source, place: LinePlace) -> LineAnswer:
         """Ask until there is an answer.
@@ -245,7 +252,7 @@ class Run:
         A try counts against the line if another one succeeded meanwhile; a deployment that is away for some
         time fails no line. Between tries a line has no slot, and its text is not in memory.
         """
-        request_id = self._request_id(place)
+        request_id = request_id_of(self._batch.id, place.number)
         tries, successes, counted, wait = 0, -1, time.monotonic(), FIRST_WAIT_SECONDS
         while True:
             custom_id, status, answer = await self._ask(source, place, request_id)
@@ -278,15 +285,30 @@ class Run:
                         headers = await tools.gate.admit(request_id, batch.key_id, batch.endpoint, body)
                         break
                     except GatewayError as exc:
-                        return custom_id, exc.status, exc.body()
+                        if exc.status != 401:
+                            return custom_id, exc.status, exc.body()
+                        seconds = self._refuse(exc)
                     except NotYet as exc:
                         seconds = min(exc.seconds, LONGEST_WAIT_SECONDS)
                     del body
                     await slot.aclose()
                     self.limited_since = self.limited_since or time.monotonic()
                     await asyncio.sleep(seconds * random.uniform(1.0, 1.25))
-            self.limited_since = None
+            self.limited_since = self._refused_at = None
             return custom_id, *await self._send(request_id, headers, body)
+
+    def _refuse(self, refusal: GatewayError) -> float:
+        """Return when to ask again for an invalid key; the second time no line is run any more.
+
+        A gateway may hear of a new key later than the one at which the batch began.
+        """
+        now = time.monotonic()
+        if self._refused_at is None:
+            self._refused_at = now
+        elif now >= self._refused_at + REFUSED_SECONDS:
+            self._refusal = refusal
+            self._end_waits()
+        return REFUSED_SECONDS
 
     async def _send(self, request_id: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         batch, tools = self._batch, self._tools
@@ -304,9 +326,6 @@ class Run:
             self._sending.discard(task)
             tools.gate.ended(request_id)
         return answer.status_code, answer.content
-
-    def _request_id(self, place: LinePlace) -> str:
-        return f"{self._batch.id}-{place.number}"
 
     async def _write(self, part: parts.Part) -> None:
         """Put answers on the disk and into the database, many at a time, until there are no more."""
@@ -345,13 +364,15 @@ class Run:
         paths = [tools.files.path(name) for name in names]
         try:
             pieces = await tools.database.run(lambda t: store.answered(t, batch.id))
-            status, fault = _ending(batch, len(pieces), failure)
+            status, fault = _ending(batch, len(pieces), self._refusal, failure)
             sizes = await self._in_turn(parts.put_together, self._folder, pieces, *paths)
             unanswered = batch.total - len(pieces) if status == "failed" else 0
-            if status == "expired" and len(pieces) < batch.total and fault is not None:
+            error = self._refusal if status == "completed" else fault
+            if error is not None and status != "failed" and batch.started is not None:
                 numbers = {piece[0] for piece in pieces}
+                line_of = functools.partial(answers.unanswered, batch.id, error)
                 unanswered, size = await self._in_turn(
-                    parts.add_unanswered, self._input, batch.id, numbers, paths[1], fault.code, fault.message
+                    parts.add_unanswered, self._input, numbers, paths[1], line_of
                 )
                 sizes = (sizes[0], size)
         except BaseException:
@@ -416,13 +437,15 @@ def _remove(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _ending(batch: Batch, answered: int, failure: Fault | None) -> tuple[str, Fault | None]:
-    """Return the last state of a batch, and what it says about lines without an answer."""
+def _ending(
+    batch: Batch, answered: int, refusal: GatewayError | None, failure: Fault | None
+) -> tuple[str, Fault | None]:
+    """Return the last state of a batch, and the reason if not all lines have answers or refusals."""
     if failure is not None:
         return "failed", failure
     if batch.status == "cancelling":
         return "cancelled", None
-    if batch.started is None or answered < batch.total:
+    if batch.started is None or (answered < batch.total and refusal is None):
         return "expired", _late(batch)
     return "completed", None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sqlite3
 from collections import Counter
@@ -14,10 +15,12 @@ import httpx
 import pytest
 
 from dynamo_vllm.gateway import identity
-from dynamo_vllm.gateway.batches import parts, runner
+from dynamo_vllm.gateway.batches import answers, parts, runner
+from dynamo_vllm.gateway.batches.lines import Fault
 from dynamo_vllm.gateway.batches.routes import allowed
 from dynamo_vllm.gateway.batches.runner import NotOurs, Run
 from dynamo_vllm.gateway.batches.store import Answer
+from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.tenant_slots import TenantSlots
 from harness.batch_bench import ANSWER, Bench, opened
 from harness.open_gate import OpenGate
@@ -32,6 +35,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "FIRST_WAIT_SECONDS", 0.0001)
+    monkeypatch.setattr(runner, "REFUSED_SECONDS", 0.01, raising=False)
 
 
 async def test_busy_frontend_is_asked_again_with_the_same_id(bench: Bench) -> None:
@@ -190,7 +194,55 @@ async def test_lines_without_an_answer_have_an_error_even_if_nobody_can_read_the
     source, errors = tmp_path / "in.jsonl", tmp_path / "errors.jsonl"
     lines = ['{"custom_id": "a", "body": 1}', "[" * 200_000, "nonsense", '{"custom_id": "d", "body": 1}']
     source.write_text("\n".join(lines))
-    count, size = parts.add_unanswered(source, "batch_1", {1}, errors, "late", "too late")
+    late = functools.partial(answers.unanswered, "batch_1", Fault("late", "too late", None))
+    count, size = parts.add_unanswered(source, {1}, errors, late)
     written = [json.loads(line) for line in errors.read_text().splitlines()]
     assert (count, size) == (3, errors.stat().st_size)
     assert [one["custom_id"] for one in written] == [None, None, "d"]
+
+
+class RevokedGate(OpenGate):
+    """Knows the key for some questions."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+        self.questions = 0
+
+    async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
+        self.questions += 1
+        self.left -= 1
+        if self.left < 0:
+            raise GatewayError(401, "the key is no longer valid", code="invalid_api_key")
+        return await super().admit(request_id, key_id, path, body)
+
+
+async def test_batch_of_a_revoked_key_ends_without_a_question_for_each_line(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "REFUSED_SECONDS", 0.0)
+    gate = RevokedGate(3)
+    batch = bench.begin(900)
+    tools = replace(bench.tools(concurrency=1), gate=gate)
+    await Run(tools, bench.claim(batch, "one"), "one").run()
+    state, good, errors = bench.ended(batch)
+    assert (state.status, good, len(errors)) == ("completed", ["c0", "c1", "c2"], 897)
+    assert (state.completed, state.failed) == (3, 897)
+    assert set(errors) == {401}
+    assert gate.questions < 10
+    assert not state.shown()["errors"]
+
+
+async def test_key_that_this_gateway_does_not_know_yet_is_asked_about_again(bench: Bench) -> None:
+    class LateGate(OpenGate):
+        questions = 0
+
+        async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
+            self.questions += 1
+            if self.questions == 1:
+                raise GatewayError(401, "this key is new")
+            return await super().admit(request_id, key_id, path, body)
+
+    batch = bench.begin(5)
+    tools = replace(bench.tools(), gate=LateGate())
+    await Run(tools, bench.claim(batch, "one"), "one").run()
+    assert bench.ended(batch)[1:] == ([f"c{n}" for n in range(5)], [])

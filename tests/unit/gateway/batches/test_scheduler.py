@@ -331,3 +331,10 @@ async def test_expired_batch_says_why_even_without_its_file(bench: Bench) -> Non
     states = [bench.state(batch).shown() for batch in batches]
     assert [state["status"] for state in states] == ["expired", "expired"]
     assert [state["errors"]["data"][0]["code"] for state in states] == ["batch_expired", "batch_expired"]
+
+
+async def test_expired_batch_that_was_never_checked_writes_no_line(bench: Bench) -> None:
+    batch = bench.begin_with(b"x\n" * 100_000, "a", seconds=-1)
+    async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+        await bench.until_ended(batch)
+    assert (bench.state(batch).status, bench.state(batch).error_file) == ("expired", None)
