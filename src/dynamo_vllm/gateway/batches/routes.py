@@ -22,7 +22,7 @@ from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.tenant_slots import TenantSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     import httpx
@@ -76,6 +76,7 @@ class Batches:
         self._database = database
         self._files = FileStore(database, folder, days=days, file_bytes=file_bytes, tenant_bytes=tenant_bytes)
         self._store = BatchStore(stale_seconds=4 * beat_seconds)
+        self._beat_seconds = beat_seconds
         tools = Tools(
             database=database,
             store=self._store,
@@ -96,7 +97,11 @@ class Batches:
     def start(self) -> None:
         """Run batches, and forget old files, until `close`."""
         self._scheduler.start()
-        self._loops = [asyncio.get_running_loop().create_task(self._sweep())]
+        loop = asyncio.get_running_loop()
+        self._loops = [
+            loop.create_task(_every(self._beat_seconds, self._files.beat)),
+            loop.create_task(_every(SWEEP_SECONDS, self._files.sweep)),
+        ]
 
     async def close(self) -> None:
         """Stop; what runs goes on in another gateway, or in the next one."""
@@ -186,13 +191,14 @@ class Batches:
         file_id, tenant = request.path_params["file_id"], caller_of(request.headers).tenant
         return await self._database.run(lambda t: self._files.get(t, file_id, tenant))
 
-    async def _sweep(self) -> None:
-        while True:
-            try:
-                await self._files.sweep()
-            except Exception:
-                logger.exception("old files cannot be forgotten; trying again")
-            await asyncio.sleep(SWEEP_SECONDS)
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("files and batches cannot be kept up; trying again")
+        await asyncio.sleep(seconds)
 
 
 def allowed(concurrency: int, busy: float) -> int:

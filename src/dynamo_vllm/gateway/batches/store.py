@@ -177,7 +177,8 @@ class BatchStore:
         return self.get(t, batch_id, tenant)
 
     def get(self, t: Transaction, batch_id: str, tenant: str) -> Batch:
-        row = t.one(f"SELECT {_FIELDS} FROM gateway_batches WHERE id = ? AND tenant = ?", batch_id, tenant)
+        sql = f"SELECT {_FIELDS} FROM gateway_batches WHERE id = ? AND tenant = ?"
+        row = None if "\0" in batch_id else t.one(sql, batch_id, tenant)
         if row is None:
             raise GatewayError(404, f"there is no batch {batch_id!r}", code="not_found")
         return _batch(row)

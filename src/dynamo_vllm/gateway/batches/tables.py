@@ -14,6 +14,14 @@ TABLES = (
     )""",
     "CREATE INDEX IF NOT EXISTS gateway_files_tenant ON gateway_files (tenant, created)",
     "CREATE INDEX IF NOT EXISTS gateway_files_expires ON gateway_files (expires)",
+    # Room for files that are being uploaded, as long as a gateway says so.
+    """CREATE TABLE IF NOT EXISTS gateway_uploads (
+        file TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        expires DOUBLE PRECISION NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS gateway_uploads_tenant ON gateway_uploads (tenant)",
     # `cache_salt` is not used: a line has that of the batch's key, as every request of the key.
     """CREATE TABLE IF NOT EXISTS gateway_batches (
         id TEXT PRIMARY KEY,
