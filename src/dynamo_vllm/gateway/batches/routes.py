@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.responses import FileResponse
 from starlette.routing import Route
 
-from dynamo_vllm.gateway.batches.files import PURPOSE, FileStore
+from dynamo_vllm.gateway.batches import parts
+from dynamo_vllm.gateway.batches.files import DAY_SECONDS, LEFT_OVER_SECONDS, PURPOSE, FileStore
 from dynamo_vllm.gateway.batches.lines import ENDPOINTS
 from dynamo_vllm.gateway.batches.runner import Tools
 from dynamo_vllm.gateway.batches.scheduler import Scheduler
@@ -45,6 +48,7 @@ BEAT_SECONDS = 5.0
 SWEEP_SECONDS = 600.0
 BODY_BYTES = 1 << 20
 LONGEST_HOURS = 168
+METADATA_PAIRS, METADATA_NAME_CHARACTERS, METADATA_CHARACTERS = 16, 64, 512
 
 
 class _New(msgspec.Struct):
@@ -76,6 +80,8 @@ class Batches:
         self._database = database
         self._files = FileStore(database, folder, days=days, file_bytes=file_bytes, tenant_bytes=tenant_bytes)
         self._store = BatchStore(stale_seconds=4 * beat_seconds)
+        self._days = days
+        self._parts = folder / "parts"
         self._beat_seconds = beat_seconds
         tools = Tools(
             database=database,
@@ -85,7 +91,7 @@ class Batches:
             apis=apis or frontend,
             line_slots=TenantSlots(lambda: allowed(concurrency, busy())),
             file_slots=TenantSlots(lambda: FILES_TOGETHER),
-            parts=folder / "parts",
+            parts=self._parts,
             concurrency=concurrency,
             gate=gate,
             most_lines=most_lines,
@@ -100,7 +106,7 @@ class Batches:
         loop = asyncio.get_running_loop()
         self._loops = [
             loop.create_task(_every(self._beat_seconds, self._files.beat)),
-            loop.create_task(_every(SWEEP_SECONDS, self._files.sweep)),
+            loop.create_task(_every(SWEEP_SECONDS, self.sweep)),
         ]
 
     async def close(self) -> None:
@@ -108,6 +114,15 @@ class Batches:
         for task in self._loops:
             task.cancel()
         await asyncio.gather(self._scheduler.close(), *self._loops, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Forget batches and files whose time has come, and what killed gateways left."""
+        while await self._database.run(lambda t: self._store.forget(t, self._days * DAY_SECONDS)):
+            pass
+        await self._files.sweep()
+        for folder in await asyncio.to_thread(_old_folders, self._parts):
+            if not await self._database.run(lambda t, name=folder.name: self._store.is_active(t, name)):  # type: ignore[misc]
+                await asyncio.to_thread(parts.remove, folder)
 
     def routes(self) -> list[Route]:
         return [
@@ -153,7 +168,7 @@ class Batches:
         if new.endpoint not in ENDPOINTS:
             raise GatewayError(400, f"endpoint is one of {', '.join(ENDPOINTS)}", parameter="endpoint")
         window = (new.completion_window, _seconds(new.completion_window))
-        metadata = None if new.metadata is None else msgspec.json.encode(new.metadata).decode()
+        metadata = None if new.metadata is None else _checked_metadata(new.metadata)
 
         def work(t: Transaction) -> Batch:
             if self._files.get(t, new.input_file_id, caller.tenant).purpose != PURPOSE:
@@ -168,7 +183,7 @@ class Batches:
                 metadata=metadata,
             )
 
-        made = await self._database.run(work)
+        made = await self._database.run(work, exclusive=True)
         self._scheduler.nudge()
         return json_reply(made.shown())
 
@@ -204,6 +219,32 @@ async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
 def allowed(concurrency: int, busy: float) -> int:
     """Return how many lines may run now: fewer the busier the deployment is, but always one."""
     return max(1, round(concurrency * (1.0 - min(max(busy, 0.0), 1.0))))
+
+
+def _checked_metadata(metadata: dict[str, str]) -> str:
+    """Return metadata as it is kept; raise GatewayError for more than OpenAI takes."""
+    if len(metadata) > METADATA_PAIRS:
+        message = f"metadata has {len(metadata)} pairs; it may have {METADATA_PAIRS}"
+        raise GatewayError(400, message, parameter="metadata")
+    for name, value in metadata.items():
+        if len(name) > METADATA_NAME_CHARACTERS or len(value) > METADATA_CHARACTERS:
+            raise GatewayError(
+                400,
+                f"metadata {name[:METADATA_NAME_CHARACTERS]!r} is too long: a name has at most"
+                f" {METADATA_NAME_CHARACTERS} characters, a value {METADATA_CHARACTERS}",
+                parameter="metadata",
+            )
+    return msgspec.json.encode(metadata).decode()
+
+
+def _old_folders(folder: Path) -> list[Path]:
+    """Return the folders in it into which nobody has written for some time."""
+    newest: dict[Path, float] = {}
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        with suppress(OSError):
+            name = folder / path.relative_to(folder).parts[0]
+            newest[name] = max(newest.get(name, 0.0), path.stat().st_mtime)
+    return [path for path, written in newest.items() if written < time.time() - LEFT_OVER_SECONDS]
 
 
 def _page(found: Sequence[File] | Sequence[Batch], limit: int) -> Response:

@@ -27,6 +27,9 @@ _FIELDS = (
 RUNNABLE = "('validating', 'in_progress')"
 OVER = "('cancelling', 'finalizing')"
 MOST_OVER = 64
+MOST_BATCHES = 10_000
+"""Of a tenant, with those that have ended."""
+FORGOTTEN_TOGETHER = 100
 TENANTS_TOGETHER = 100
 """In one statement."""
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -158,6 +161,8 @@ class BatchStore:
         window: tuple[str, float],
         metadata: str | None,
     ) -> Batch:
+        """Keep a new batch; the tenant's oldest that has ended makes room if there are too many."""
+        self._make_room(t, tenant)
         batch_id, now = f"batch_{secrets.token_hex(12)}", self._now()
         t.execute(
             "INSERT INTO gateway_batches (id, tenant, key_id, endpoint, file_id,"
@@ -175,6 +180,34 @@ class BatchStore:
             now + window[1],
         )
         return self.get(t, batch_id, tenant)
+
+    def _make_room(self, t: Transaction, tenant: str) -> None:
+        row = t.one("SELECT COUNT(*) FROM gateway_batches WHERE tenant = ?", tenant)
+        over = 1 - MOST_BATCHES + (0 if row is None else int(row[0]))
+        if over <= 0:
+            return
+        oldest = t.all(
+            "SELECT id FROM gateway_batches WHERE tenant = ? AND ended IS NOT NULL ORDER BY created LIMIT ?",
+            tenant,
+            over,
+        )
+        if len(oldest) < over:
+            message = f"the tenant has {MOST_BATCHES} batches that have not ended; cancel some, or wait"
+            raise GatewayError(400, message, code="too_many_batches")
+        _forget(t, oldest)
+
+    def forget(self, t: Transaction, seconds: float) -> list[str]:
+        """Forget some batches that ended so long ago; return them."""
+        rows = t.all(
+            "SELECT id FROM gateway_batches WHERE ended < ? ORDER BY ended LIMIT ?",
+            self._now() - seconds,
+            FORGOTTEN_TOGETHER,
+        )
+        _forget(t, rows)
+        return [str(batch_id) for (batch_id,) in rows]
+
+    def is_active(self, t: Transaction, batch_id: str) -> bool:
+        return t.one("SELECT 1 FROM gateway_batches WHERE id = ? AND ended IS NULL", batch_id) is not None
 
     def get(self, t: Transaction, batch_id: str, tenant: str) -> Batch:
         sql = f"SELECT {_FIELDS} FROM gateway_batches WHERE id = ? AND tenant = ?"
@@ -399,6 +432,10 @@ class BatchStore:
             t.execute("DELETE FROM gateway_batch_lines WHERE batch = ?", batch.id)
             t.execute("DELETE FROM gateway_batch_failures WHERE batch = ?", batch.id)
         return bool(changed)
+
+
+def _forget(t: Transaction, rows: Sequence[Row]) -> None:
+    t.many("DELETE FROM gateway_batches WHERE id = ?", rows)
 
 
 def _second(moment: float | None) -> int | None:

@@ -59,6 +59,7 @@ TABLES = (
         WHERE ended IS NULL""",
     """CREATE INDEX IF NOT EXISTS gateway_batches_expires ON gateway_batches (expires)
         WHERE ended IS NULL""",
+    "CREATE INDEX IF NOT EXISTS gateway_batches_ended ON gateway_batches (ended)",
     # One row per answered line: which piece of which part file is its answer.
     """CREATE TABLE IF NOT EXISTS gateway_batch_lines (
         batch TEXT NOT NULL,

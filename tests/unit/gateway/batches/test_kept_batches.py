@@ -1,0 +1,116 @@
+"""What a tenant may keep in batches, and what is forgotten."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from dynamo_vllm.gateway.batches import store
+from dynamo_vllm.gateway.batches.files import DAY_SECONDS
+from dynamo_vllm.gateway.batches.routes import Batches
+from dynamo_vllm.gateway.batches.store import Batch
+from dynamo_vllm.gateway.replies import GatewayError
+from harness.batch_bench import CHAT, Bench, opened
+from harness.open_gate import OpenGate
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with opened(tmp_path) as bench:
+        yield bench
+
+
+async def created(bench: Bench, metadata: Any) -> httpx.Response:
+    batches = Batches(bench.database, httpx.AsyncClient(), bench.folder, OpenGate())
+    transport = httpx.ASGITransport(Starlette(routes=batches.routes()))
+    file_id = bench.begin(1).file_id
+    new = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h", "metadata": metadata}
+    headers = {"x-gateway-tenant": "a", "x-gateway-key": "a"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://g", headers=headers) as client:
+        return await client.post("/v1/batches", json=new)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "word"),
+    [
+        ({f"k{n}": "v" for n in range(17)}, "16"),
+        ({"k" * 65: "v"}, "64"),
+        ({"k": "v" * 513}, "512"),
+        ({"k": 5}, "metadata"),
+        ({"k": None}, "metadata"),
+        ({"k": {}}, "metadata"),
+        ([], "metadata"),
+        ("x", "metadata"),
+    ],
+)
+async def test_metadata_beyond_openais_limits_is_refused_by_name(
+    bench: Bench, metadata: Any, word: str
+) -> None:
+    reply = await created(bench, metadata)
+    error = reply.json()["error"]
+    assert (reply.status_code, word in error["message"]) == (400, True)
+    if word.isdigit():
+        assert error["param"] == "metadata"
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"k" * 64: "ü" * 512}, {f"k{n}": "\0" for n in range(16)}])
+async def test_metadata_within_the_limits_is_kept(bench: Bench, metadata: Any) -> None:
+    assert (await created(bench, metadata)).json()["metadata"] == metadata
+
+
+def ended(bench: Bench, batch: Batch) -> None:
+    claimed = bench.claim(batch, "one")
+    assert bench.run(lambda t: bench.store.end(t, claimed, "one", "completed"))
+
+
+def ids(bench: Bench, tenant: str = "a") -> set[str]:
+    rows = bench.run(lambda t: t.all("SELECT id FROM gateway_batches WHERE tenant = ?", tenant))
+    return {batch_id for (batch_id,) in rows}
+
+
+def test_the_oldest_ended_batch_makes_room_for_a_new_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MOST_BATCHES", 3)
+    other = bench.begin(1, "b")
+    batches = [bench.begin(1) for _ in range(3)]
+    for batch in batches[1:]:
+        ended(bench, batch)
+    newest = bench.begin(1)
+    assert ids(bench) == {batches[0].id, batches[2].id, newest.id}
+    bench.begin(1)
+    with pytest.raises(GatewayError) as refused:
+        bench.begin(1)
+    assert (refused.value.status, refused.value.code) == (400, "too_many_batches")
+    assert "cancel" in refused.value.message
+    assert ids(bench, "b") == {other.id}
+
+
+def test_ended_batches_are_forgotten_after_some_days(bench: Bench) -> None:
+    old, running = bench.begin(1), bench.begin(1)
+    ended(bench, old)
+    bench.now += 5 * DAY_SECONDS
+    young = bench.begin(1)
+    ended(bench, young)
+    assert bench.run(lambda t: bench.store.forget(t, 4 * DAY_SECONDS)) == [old.id]
+    assert ids(bench) == {running.id, young.id}
+
+
+async def test_parts_of_batches_that_are_gone_are_removed(bench: Bench) -> None:
+    active = bench.begin(1)
+    parts = bench.folder / "parts"
+    for name, age in (("batch_gone", 90_000), ("batch_young", 0), (active.id, 90_000)):
+        (parts / name).mkdir(parents=True)
+        (parts / name / "owner").write_bytes(b"x")
+        for path in (parts / name / "owner", parts / name):
+            os.utime(path, (time.time() - age,) * 2)
+    batches = Batches(bench.database, httpx.AsyncClient(), bench.folder, OpenGate())
+    await batches.sweep()
+    assert {path.name for path in parts.iterdir()} == {"batch_young", active.id}
