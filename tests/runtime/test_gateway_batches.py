@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import json
 import sqlite3
@@ -13,9 +15,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
 
+from dynamo_vllm.gateway.batches.routes import Batches
+from dynamo_vllm.gateway.batches.store import BatchStore
 from dynamo_vllm.models import demo
+from harness import gateway_store
 from harness.gateways import Gateway, gateway
+from harness.open_gate import OpenGate
+from harness.servers import postgres
 from harness.stack import Stack, stack
 from harness.waiting import until
 
@@ -23,6 +31,7 @@ pytestmark = pytest.mark.more
 
 MODEL = "demo-chat"
 CHAT = "/v1/chat/completions"
+STORE = BatchStore(stale_seconds=10)
 SETTINGS = {"beat_seconds": 0.2, "concurrency": 8, "file_bytes": 2_000_000, "tenant_bytes": 20_000_000}
 
 
@@ -289,3 +298,51 @@ def test_interactive_requests_are_answered_during_a_batch(client: openai.OpenAI,
     assert client.batches.retrieve(made.id).status == "in_progress"
     client.batches.cancel(made.id)
     ended(client, made.id)
+
+
+async def test_files_and_batches_in_postgres(tmp_path: Path) -> None:
+    """What unit tests show in SQLite: turns, room for uploads, counts of failures, texts with NUL."""
+    pytest.importorskip("psycopg")
+    answer = httpx.MockTransport(lambda request: httpx.Response(200, json={"id": "x"}))
+    with (
+        postgres(tmp_path / "postgres") as server,
+        contextlib.closing(gateway_store.opened(server.url)) as database,
+    ):
+        frontend = httpx.AsyncClient(transport=answer, base_url="http://frontend")
+        batches = Batches(database, frontend, tmp_path, OpenGate(), beat_seconds=0.1)
+        batches.start()
+        transport = httpx.ASGITransport(Starlette(routes=batches.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            replies = [await begun(client, tenant) for tenant in "aab"]
+            for tenant, batch_id in zip("aab", replies, strict=True):
+                async with asyncio.timeout(60):
+                    while (await shown(client, tenant, batch_id))["status"] != "completed":
+                        await asyncio.sleep(0.05)
+            for path in ("/v1/files?after=%00", "/v1/batches/%00", "/v1/files/%00"):
+                assert (await client.get(path, headers={"x-gateway-tenant": "a"})).status_code == 404
+        await batches.sweep()
+        await batches.close()
+        failures = [await database.run(lambda t: STORE.note_failure(t, "b", "defect")) for _ in range(2)]
+        await database.run(
+            lambda t: t.execute("UPDATE gateway_batches SET ended = NULL, status = 'in_progress'")
+        )
+        waiting = await database.run(lambda t: STORE.waiting(t, 1))
+        await database.run(lambda t: t.execute("UPDATE gateway_batches SET expires = 1"))
+        over = await database.run(lambda t: STORE.waiting(t, 1))
+    assert failures == [1, 2]
+    assert sorted((batch.tenant, batch.is_over) for batch in waiting) == [("a", False), ("b", False)]
+    assert sorted((batch.tenant, batch.is_over) for batch in over) == [("a", True), ("a", True), ("b", True)]
+
+
+async def begun(client: httpx.AsyncClient, tenant: str) -> str:
+    headers = {"x-gateway-tenant": tenant, "x-gateway-key": tenant}
+    form = {"file": ("a\0b", line(0).encode())}
+    file = await client.post("/v1/files", headers=headers, files=form, data={"purpose": "batch"})
+    new = {"input_file_id": file.json()["id"], "endpoint": CHAT, "metadata": {"a": "\0"}}
+    reply = await client.post("/v1/batches", headers=headers, json=new)
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["id"])
+
+
+async def shown(client: httpx.AsyncClient, tenant: str, batch_id: str) -> Any:
+    return (await client.get(f"/v1/batches/{batch_id}", headers={"x-gateway-tenant": tenant})).json()
