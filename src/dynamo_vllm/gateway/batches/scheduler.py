@@ -75,6 +75,7 @@ class Scheduler:
 
     async def _look(self) -> None:
         waiting = await self._database.run(lambda t: self._tools.store.waiting(t, BATCHES_PER_TENANT))
+        waiting = [batch for batch in waiting if batch.id not in self._running]  # its beat may be late
         while (batch := self._next(waiting)) is not None:
             waiting.remove(batch)
             await self._claim(batch)
