@@ -14,6 +14,3 @@ class OpenGate:
 
     def ended(self, request_id: str) -> None:
         """Nothing was reserved."""
-
-    def is_valid(self, key_id: str) -> bool:
-        return True

@@ -10,12 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import ClientDisconnect
-
 from dynamo_vllm.gateway import kept
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.tenant_slots import TenantSlots
-from dynamo_vllm.gateway.uploads import receive
+from dynamo_vllm.gateway.uploads import receive, seconds_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +35,6 @@ MOST_UPLOADS = 16
 """At a time in a gateway; a tenant has at most as many as are free."""
 FORM_BYTES = 10_000
 """Of a form, beside its file."""
-UPLOAD_SECONDS = 60.0
-SLOWEST_BYTES_PER_SECOND = 64 << 10
 RESERVED_SECONDS = 60.0
 """How long the room of an upload outlives its gateway."""
 ACTIVE = "('validating', 'in_progress', 'finalizing', 'cancelling')"
@@ -152,27 +148,16 @@ class FileStore:
     async def _receive(self, request: Request, file_id: str, room: int) -> Received:
         """Write the file of a form into the folder, within a time that follows from its size."""
         partial = self._folder / f"{file_id}.partial"
-        seconds = UPLOAD_SECONDS + room / SLOWEST_BYTES_PER_SECOND
         try:
-            async with asyncio.timeout(seconds):
-                with partial.open("xb") as target:
-                    form = await receive(request, target, room, "file and purpose")
-                    await asyncio.to_thread(_flush, target)
+            with partial.open("xb") as target:
+                form = await receive(request, target, room, "file and purpose", seconds=seconds_for(room))
+                await asyncio.to_thread(_flush, target)
             if form.one("purpose") != PURPOSE:
                 raise GatewayError(400, f"purpose is {PURPOSE!r}", parameter="purpose")
             partial.rename(self.path(file_id))
             return form
         except GatewayError as exc:
             raise self._full(room) if exc.status == 413 else exc from None
-        except ClientDisconnect:
-            raise GatewayError(499, "the client went away") from None
-        except TimeoutError:
-            rate = f"send at least {SLOWEST_BYTES_PER_SECOND >> 10} KiB per second"
-            message = f"the upload took longer than {seconds:.0f} s; {rate}"
-            raise GatewayError(408, message, code="upload_timeout") from None
-        except OSError as exc:
-            message = f"the gateway cannot write the file: {exc.strerror}"
-            raise GatewayError(507, message, code="storage_failed") from exc
         finally:
             partial.unlink(missing_ok=True)
 
