@@ -100,14 +100,14 @@ class Batches:
         self._scheduler = Scheduler(tools)
         self._loops: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Run batches, and forget old files, until `close`."""
-        self._scheduler.start()
+    def start(self) -> list[asyncio.Task[None]]:
+        """Run batches, and forget old files, until `close`; return the loops that do."""
         loop = asyncio.get_running_loop()
         self._loops = [
             loop.create_task(_every(self._beat_seconds, self._files.beat)),
             loop.create_task(_every(SWEEP_SECONDS, self.sweep)),
         ]
+        return [self._scheduler.start(), *self._loops]
 
     async def close(self) -> None:
         """Stop; what runs goes on in another gateway, or in the next one."""

@@ -96,6 +96,8 @@ class Control:
             self._deferred_limits, process_name, lambda: self.heartbeats.beat("ends of deferred requests")
         )
         self._authorizer: Authorizer | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        """Of what keeps things for clients; one that ends takes the process with it."""
         self._ledger_id = ""
 
     async def run(
@@ -144,7 +146,7 @@ class Control:
                 *(self._endings.run(), self._deferred_endings.run(), self._beat()),
                 *(server.serve(sockets), serve_records(self._take)),
             ]
-            tasks = [asyncio.ensure_future(one) for one in beside]
+            tasks = [*map(asyncio.ensure_future, beside), *self._loops]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -184,7 +186,7 @@ class Control:
             beat_seconds=BEAT_SECONDS,
         )
         for part in (responses, batches):
-            part.start()
+            self._loops += part.start()
             stack.push_async_callback(part.close)
             yield from part.routes()
 

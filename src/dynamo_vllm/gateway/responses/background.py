@@ -97,8 +97,10 @@ class Background:
         self._nudged = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self) -> asyncio.Task[None]:
+        """Return the loop, which never ends by itself."""
         self._loop = asyncio.get_running_loop().create_task(self._take())
+        return self._loop
 
     async def close(self) -> None:
         """Stop; what runs is started again by the next gateway, once it is due."""

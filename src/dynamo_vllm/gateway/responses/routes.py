@@ -85,10 +85,10 @@ class Responses:
         )
         self._sweeping: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Run background responses, and forget old ones, until `close`."""
-        self._background.start()
+    def start(self) -> list[asyncio.Task[None]]:
+        """Run background responses, and forget old ones, until `close`; return the loops that do."""
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+        return [self._background.start(), self._sweeping]
 
     async def close(self) -> None:
         if self._sweeping is not None:
