@@ -163,8 +163,8 @@ class _SQLiteTransaction:
         return self._connection.execute(sql, values).fetchall()
 
     def one(self, sql: str, *values: object) -> Row | None:
-        found: Row | None = self._connection.execute(sql, values).fetchone()
-        return found
+        row: Row | None = self._connection.execute(sql, values).fetchone()
+        return row
 
     def execute(self, sql: str, *values: object) -> int:
         return self._connection.execute(sql, values).rowcount
@@ -247,12 +247,12 @@ class _PostgresTransaction:
         return self.began
 
     def all(self, sql: str, *values: object) -> list[Row]:
-        found: list[Row] = self._cursor(sql, values).fetchall()
-        return found
+        rows: list[Row] = self._cursor(sql, values).fetchall()
+        return rows
 
     def one(self, sql: str, *values: object) -> Row | None:
-        found: Row | None = self._cursor(sql, values).fetchone()
-        return found
+        row: Row | None = self._cursor(sql, values).fetchone()
+        return row
 
     def execute(self, sql: str, *values: object) -> int:
         count: int = self._cursor(sql, values).rowcount

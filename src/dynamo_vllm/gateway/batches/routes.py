@@ -183,9 +183,9 @@ class Batches:
                 metadata=metadata,
             )
 
-        made = await self._database.run(work, exclusive=True)
+        batch = await self._database.run(work, exclusive=True)
         self._scheduler.nudge()
-        return json_reply(made.shown())
+        return json_reply(batch.shown())
 
     async def _list(self, request: Request) -> Response:
         tenant, after = caller_of(request.headers).tenant, request.query_params.get("after")
