@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qs
 
@@ -16,7 +16,7 @@ from dynamo_vllm.gateway.control.web_pages import WebPages
 from dynamo_vllm.gateway.envoy import config, routes
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.store.key_ring import NoKey
-from dynamo_vllm.gateway.store.keys import Limits, class_of
+from dynamo_vllm.gateway.store.keys import class_of
 from dynamo_vllm.gateway.store.limits import Refused
 from dynamo_vllm.serving.usage.record import Admitted
 
@@ -170,14 +170,12 @@ class Authorizer:
 
     async def _count(self, request_id: str, key: Key, tenant: Tenant, client_left: ClientLeft) -> None:
         """Count a request that no engine works for: it needs no tokens and no place among others."""
-        key = replace(key, limits=of_requests(key.limits))
-        tenant = replace(tenant, limits=of_requests(tenant.limits))
-        if key.limits.are_none and tenant.limits.are_none:
+        if key.limits.requests_per_minute is None and tenant.limits.requests_per_minute is None:
             return
-        outcome = await unless(client_left(), self._limits.admit(request_id, key, tenant, 0))
+        counting = self._limits.admit(request_id, key, tenant, 0, is_over=True)
+        outcome = await unless(client_left(), counting)
         if isinstance(outcome, Refused):
             raise outcome.error()
-        await self._limits.release([request_id])
 
     async def check_body(
         self, path: str, headers: Mapping[str, str], body: bytes, client_left: ClientLeft
@@ -289,10 +287,6 @@ def socket_model(query: str) -> str:
     """Return the model in the query of a WebSocket; none if there are several."""
     models = parse_qs(query, keep_blank_values=True).get("model", [])
     return models[0] if len(models) == 1 else ""
-
-
-def of_requests(limits: Limits) -> Limits:
-    return Limits(requests_per_minute=limits.requests_per_minute)
 
 
 async def unless(event: Awaitable[None], step: Awaitable[T]) -> T:

@@ -42,7 +42,12 @@ class Gathered(Generic[Item, Result]):
         self._waiting.append((item, future))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._when_nobody_waits(item, future.result())  # it came at the same moment
+            raise
 
     async def _run(self) -> None:
         try:

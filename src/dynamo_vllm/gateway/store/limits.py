@@ -101,6 +101,7 @@ class _Asked:
     subjects: list[tuple[str, Limits]]
     """What has limits: its row of counters."""
     is_deferred: bool
+    is_over: bool
 
     def words(self, subject: str) -> str:
         """Return a subject for messages: the id of a key says nothing to its owner."""
@@ -139,6 +140,7 @@ class Limiter:
         *,
         parts: int = 1,
         is_deferred: bool = False,
+        is_over: bool = False,
         now: float | None = None,
     ) -> Admitted | Refused:
         """Reserve what a request may use: its prompt and `max_tokens`.
@@ -146,14 +148,14 @@ class Limiter:
         `parts` is the number of records that end it. Without limits the database is not asked. An id that was
         admitted before is admitted again and counted once. A deferred request may have ended since then: it
         is the second run of one that failed, or what a client's request has left to do. It needs room again,
-        but is no further request.
+        but is no further request. One that is over holds nothing: it is only counted.
         """
         subjects = _subjects(key, tenant)
         if not subjects:
             return Admitted()
         tokens = max(0, min(tokens, MOST_TOKENS))
         request = _Asked(
-            request_id, key, tenant, tokens, 0 if is_deferred else parts, now, subjects, is_deferred
+            request_id, key, tenant, tokens, 0 if is_deferred else parts, now, subjects, is_deferred, is_over
         )
         outcome = await self._admit(request)
         names = [subject for subject, _ in subjects]
@@ -247,8 +249,10 @@ def _reservation(request: _Asked, before: Reservation | None, gateway: str, now:
             tokens=request.tokens,
             parts=request.parts,
             began=now,
-            charged=request.tokens,
-            is_running=True,
+            ended=now if request.is_over else None,
+            is_released=request.is_over,
+            charged=0 if request.is_over else request.tokens,
+            is_running=not request.is_over,
         )
     if not request.is_deferred:
         return before
@@ -263,7 +267,7 @@ def _decide(
 ) -> Admitted | Refused:
     """Take from the counters what the request needs more than before, or nothing."""
     tokens = after.charged - (0 if before is None else before.charged)
-    seats = 1 if before is None else int(after.is_running) - int(before.is_running)
+    seats = int(after.is_running) - (0 if before is None else int(before.is_running))
     requests = int(before is None)
     refusals: list[tuple[str, Obstacle]] = []
     for subject, limits in request.subjects:

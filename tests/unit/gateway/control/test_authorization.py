@@ -302,6 +302,20 @@ async def test_changes_and_lists_count_as_requests_and_hold_nothing(
     assert [(tokens, running) for _, tokens, running in checks.counters()] == [(0, 0)]
 
 
+async def test_a_change_gives_back_none_of_the_tokens_that_others_used(checks: Checks) -> None:
+    await checks.use_key(limits=Limits(requests_per_minute=10, tokens_per_minute=1000, concurrent=1))
+    passed = await checks.key()
+    await checks.body(passed, b'{"max_tokens": 900}')
+    before = checks.counters()
+    await checks.key("/v1/files/file-1", "DELETE")
+    assert [(tokens, running) for _, tokens, running in before] == [
+        (tokens, running) for _, tokens, running in checks.counters()
+    ]
+    with pytest.raises(GatewayError) as refused:
+        await checks.body(await checks.key(), b'{"max_tokens": 900}')
+    assert refused.value.status == 429 and "tokens per minute" in refused.value.message
+
+
 async def test_polling_does_not_count(checks: Checks) -> None:
     await checks.use_key(limits=Limits(requests_per_minute=1))
     for path in ("/v1/models", "/v1/batches/batch-1", "/v1/files/file-1/content", "/v1/responses/resp-1"):

@@ -228,6 +228,20 @@ async def test_a_client_that_leaves_while_it_waits_for_a_seat_takes_none(store: 
     assert isinstance(await limiter.admit("r3", key, DEFAULT, 1), Admitted)
 
 
+async def test_a_client_that_leaves_when_it_is_let_in_takes_no_seat(store: Store) -> None:
+    limiter, key = Limiter(store.database, "g1"), with_limits(concurrent=1)
+    entering = asyncio.ensure_future(limiter.admit("r1", key, DEFAULT, 1))
+    await asyncio.sleep(0)
+    (_, decided), *_ = limiter._admit._waiting
+    while not decided.done():
+        await asyncio.sleep(0)
+    entering.cancel()  # before it has heard of the decision
+    await asyncio.gather(entering, return_exceptions=True)
+    assert entering.cancelled()
+    await asyncio.gather(*limiter._releases)
+    assert isinstance(await limiter.admit("r2", key, DEFAULT, 1), Admitted)
+
+
 async def test_what_a_request_left_to_do_keeps_its_seat_when_the_request_ends(store: Store) -> None:
     key = with_limits(concurrent=1, requests_per_minute=2, tokens_per_minute=1000)
     worker = Limiter(store.database, "process-1")
