@@ -51,6 +51,11 @@ class Asked:
     is_streamed: bool
     is_background: bool
 
+    @property
+    def names_others(self) -> bool:
+        """Whether it continues a response or names items of others: both must be read first."""
+        return self.previous is not None or any(item.is_reference for item in self.items)
+
     def for_frontend(self, items: Sequence[bytes]) -> bytes:
         """Return the body with these items: the history and what they stand for."""
         return body_for_frontend(self.fields, joined(items), self.is_stored)

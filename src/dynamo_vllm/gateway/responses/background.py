@@ -77,15 +77,17 @@ class Background:
         store: ResponseStore,
         frontend: httpx.AsyncClient,
         gate: Gate | None,
+        reads: TenantSlots,
         *,
         concurrency: int,
         beat_seconds: float,
     ) -> None:
-        """Without a gate all keys are valid and have no limits."""
+        """Without a gate all keys are valid and have no limits; `reads` are slots to read conversations."""
         self._database = database
         self._store = store
         self._frontend = frontend
         self._gate = gate
+        self._reads = reads
         self._beat_seconds = beat_seconds
         self._concurrency = concurrency
         self._slots = TenantSlots(lambda: concurrency, share=SHARE)
@@ -222,7 +224,8 @@ class Background:
     ) -> _Answer:
         """Raise NotYet if the limits of the key do not allow it now."""
         request_id = headers.get(identity.REQUEST) or response.id
-        own = await self._database.run(partial(history.own_bodies, response_id=response.id))
+        async with self._reads.slot(response.tenant):
+            own = await self._database.run(partial(history.own_bodies, response_id=response.id))
         body = body_for_frontend(_request_of(response), joined(item.text for item in own), True)
         try:
             added = await gate.admit(request_id, key_id, PATH, body)
@@ -267,7 +270,8 @@ class Background:
             return True
 
     async def _answer(self, response: Kept, headers: dict[str, str]) -> _Answer:
-        before, own = await self._database.run(lambda t: self._conversation(t, response))
+        async with self._reads.slot(response.tenant):
+            before, own = await self._database.run(lambda t: self._conversation(t, response))
         names = [Name(item.id, item.position, len(item.text)) for item in own if not item.is_reference]
         items = joined([*before, *(item.text for item in own)])
         body = body_for_frontend(_request_of(response), items, True)

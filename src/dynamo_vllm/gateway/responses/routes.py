@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -41,8 +41,11 @@ from dynamo_vllm.gateway.responses.items import (
     raw,
 )
 from dynamo_vllm.gateway.responses.store import New, ResponseStore, absent
+from dynamo_vllm.gateway.tenant_slots import TenantSlots
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import httpx
     from starlette.requests import Request
 
@@ -51,11 +54,14 @@ if TYPE_CHECKING:
     from dynamo_vllm.gateway.responses.asked import Asked
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 DAYS = 30.0
 TENANT_BYTES = 1 << 30
 CONCURRENCY = 16
 BEAT_SECONDS = 5.0
 SWEEP_SECONDS = 600.0
+READS_TOGETHER = 4
+"""Of conversations; a tenant has half of them. One takes the database's thread up to a second."""
 
 
 class Responses:
@@ -75,11 +81,13 @@ class Responses:
         self._database = database
         self._frontend = frontend
         self._store = ResponseStore(days, tenant_bytes)
+        self._reads = TenantSlots(lambda: READS_TOGETHER, share=1)
         self._background = Background(
             database,
             self._store,
             frontend,
             gate,
+            self._reads,
             concurrency=background_concurrency,
             beat_seconds=beat_seconds,
         )
@@ -138,8 +146,15 @@ class Responses:
             before = [] if asked.previous is None else history.bodies(t, asked.previous)
             return items, before + history.with_originals(t, items)
 
-        items, bodies = await self._database.run(work)
+        items, bodies = await self._read(work, tenant, is_long=asked.names_others)
         return items, asked.for_frontend(bodies)
+
+    async def _read(self, work: Callable[[Transaction], T], tenant: str, *, is_long: bool = True) -> T:
+        """Return the result of work, which takes its turn if it may keep that of others waiting."""
+        if not is_long:
+            return await self._database.run(work)
+        async with self._reads.slot(tenant):
+            return await self._database.run(work)
 
     async def _plain(self, request: Request, body: bytes, headers: dict[str, str], asked: Asked) -> Response:
         """Pass on what needs no history, byte by byte."""
@@ -200,7 +215,7 @@ class Responses:
             )
             self._store.keep(t, new)
 
-        await self._database.run(work)
+        await self._read(work, caller.tenant, is_long=asked.names_others)
         self._background.nudge()
         return json_reply(response | {"output": joined([])})
 
@@ -239,8 +254,8 @@ class Responses:
         response_id, tenant = _named(request)
         limit = whole_number(request, "limit", 20, 1, 100)
         order, after = order_of(request), request.query_params.get("after")
-        rows, has_more = await self._database.run(
-            lambda t: self._store.inputs(t, response_id, tenant, order, after, limit)
+        rows, has_more = await self._read(
+            lambda t: self._store.inputs(t, response_id, tenant, order, after, limit), tenant
         )
         return json_reply(
             {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from dynamo_vllm.gateway.database import Transaction
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.responses import asked, history
+from dynamo_vllm.gateway.responses.routes import READS_TOGETHER
 from harness.responses_app import PATH, App, app, response_of
 
 LIMIT = 200_000
@@ -240,3 +242,37 @@ def test_fields_beside_the_input_have_a_limit() -> None:
     assert refused.value.status == 413
     whole = json.dumps({"input": "x" * (asked.FIELD_BYTES + 1), "instructions": "y"}).encode()
     assert asked.read(whole).is_stored
+
+
+@pytest.mark.parametrize("what", ["items", "answers", "background"])
+async def test_long_conversations_of_one_tenant_keep_no_other_waiting(
+    gateway: App, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    first = (await gateway.create("hello")).json()["id"]
+    of_other = (await gateway.create("hello", tenant="b")).json()["id"]
+    reads = 0
+
+    def slow(read: Any) -> Any:
+        def slowly(*args: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            time.sleep(0.02)  # in the database's thread
+            return read(*args)
+
+        return slowly
+
+    monkeypatch.setattr(history, "page", slow(history.page))
+    monkeypatch.setattr(history, "bodies", slow(history.bodies))
+    if what == "items":
+        many = [gateway.send("GET", f"{PATH}/{first}/input_items") for _ in range(40)]
+    else:
+        fields = {"background": True} if what == "background" else {}
+        many = [gateway.create("more", previous_response_id=first, **fields) for _ in range(40)]
+    tasks = [asyncio.ensure_future(request) for request in many]
+    async with asyncio.timeout(60):
+        while not reads:
+            await asyncio.sleep(0)
+    assert (await gateway.get(of_other, "b"))["id"] == of_other
+    assert (await gateway.send("GET", f"{PATH}/{of_other}/input_items", "b")).status_code == 200
+    assert reads <= 3 * READS_TOGETHER
+    assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
