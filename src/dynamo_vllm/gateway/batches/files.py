@@ -122,7 +122,7 @@ class FileStore:
         if count >= MOST_FILES:
             message = f"the tenant has {count} of at most {MOST_FILES} files; delete some"
             raise GatewayError(400, message, code="too_many_files", parameter="file")
-        room = min(self._file_bytes, self._room(t, tenant))
+        room = min(self._file_bytes, self.room(t, tenant))
         if room <= 0 or (declared is not None and declared - FORM_BYTES > room):
             raise self._full(room)
         room = room if declared is None else min(room, declared)
@@ -136,7 +136,8 @@ class FileStore:
         )
         return room
 
-    def _room(self, t: Transaction, tenant: str) -> int:
+    def room(self, t: Transaction, tenant: str) -> int:
+        """Return how many bytes more the tenant may keep; a batch may have written some too many."""
         row = t.one(
             "SELECT COALESCE(SUM(bytes), 0) FROM gateway_uploads WHERE tenant = ? AND expires > ?",
             tenant,
@@ -165,7 +166,7 @@ class FileStore:
         """Turn the reserved room into that of a file; refuse it if the room was lost and is needed."""
         has_room = _unreserve(t, file_id)
         file = self.add(t, file_id, tenant, PURPOSE, name, size)
-        if not has_room and (room := self._room(t, tenant)) < 0:
+        if not has_room and (room := self.room(t, tenant)) < 0:
             raise self._full(room + size)
         return file
 
@@ -275,6 +276,11 @@ class FileStore:
     def _forget(self, t: Transaction, found: File) -> None:
         if t.execute("DELETE FROM gateway_files WHERE id = ?", found.id):
             kept.add(t, found.tenant, KIND, -found.bytes)
+
+    def refuse_full(self, t: Transaction, tenant: str) -> None:
+        """Raise GatewayError if nothing more may be kept."""
+        if (room := self.room(t, tenant)) <= 0:
+            raise self._full(room)
 
     def _full(self, room: int) -> GatewayError:
         if room < self._file_bytes:

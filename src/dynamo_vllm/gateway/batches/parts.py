@@ -29,6 +29,10 @@ class Part:
         self._file = (folder / name).open("ab")
         self._end = self._file.tell()
 
+    @property
+    def size(self) -> int:
+        return self._end
+
     def append(self, answers: Iterable[bytes]) -> list[int]:
         """Write answers and return where each starts; they outlive this process."""
         starts = []

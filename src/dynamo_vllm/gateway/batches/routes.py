@@ -173,6 +173,7 @@ class Batches:
         def work(t: Transaction) -> Batch:
             if self._files.get(t, new.input_file_id, caller.tenant).purpose != PURPOSE:
                 raise GatewayError(400, f"the file's purpose is not {PURPOSE!r}", parameter="input_file_id")
+            self._files.refuse_full(t, caller.tenant)
             return self._store.create(
                 t,
                 tenant=caller.tenant,

@@ -58,6 +58,10 @@ class NotOurs(Exception):
     """Another gateway runs the batch now."""
 
 
+class _StorageFull(Exception):
+    """The answers that there are fill what the tenant may keep."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What every run needs."""
@@ -127,7 +131,13 @@ class Run:
             return
         is_running = self._batch.started is not None and self._batch.status != "cancelling"
         is_over = not is_running or time.time() > self._batch.expires
-        if is_over or await self._answer_lines():
+        try:
+            if not (is_over or await self._answer_lines()):
+                return
+        except _StorageFull:
+            message = "the tenant's files have no room for more answers; delete some"
+            await self._finish(Fault("storage_full", message, None))
+        else:
             await self._finish()
 
     async def fail(self, reason: str) -> None:
@@ -169,21 +179,21 @@ class Run:
 
     async def _answer_lines(self) -> bool:
         """Return whether the batch is to be finished: no more lines will be answered."""
-        answered = await self._answered()
+        answered, room = await self._answered()
         with (
             contextlib.closing(Source(self._input, answered)) as source,
             contextlib.closing(parts.Part(self._folder, self.owner)) as part,
         ):
-            await self._send_lines(source, part, self._batch.total - len(answered))
+            await self._send_lines(source, part, self._batch.total - len(answered), room)
         return not self.is_parked or self._refusal is not None or await self._is_over()
 
-    async def _send_lines(self, source: Source, part: parts.Part, count: int) -> None:
-        """Answer lines until all are answered, or the batch is over or parked."""
+    async def _send_lines(self, source: Source, part: parts.Part, count: int, room: int) -> None:
+        """Answer lines until all are answered, or the batch is over or parked, or there is no room."""
         loop = asyncio.get_running_loop()
         workers = max(1, min(self._tools.concurrency, count))
         self._workers = [loop.create_task(self._work(source)) for _ in range(workers)]
         working = loop.create_task(asyncio.wait(self._workers, return_when=asyncio.FIRST_EXCEPTION))
-        writing = loop.create_task(self._write(part))
+        writing = loop.create_task(self._write(part, room))
         try:
             await asyncio.wait({writing, working}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -197,17 +207,22 @@ class Run:
             if isinstance(result, Exception):
                 raise result
 
-    async def _answered(self) -> set[int]:
-        """Return the numbers of the lines whose answers are on the disk."""
+    async def _answered(self) -> tuple[set[int], int]:
+        """Return the numbers of the lines whose answers are on the disk, and the room for more."""
         tools, batch = self._tools, self._batch
-        pieces = await tools.database.run(lambda t: tools.store.answered(t, batch.id))
+        pieces, room = await tools.database.run(
+            lambda t: (tools.store.answered(t, batch.id), tools.files.room(t, batch.tenant))
+        )
+        room -= sum(piece[3] for piece in pieces)
+        if room <= 0:
+            raise _StorageFull
         lost = await asyncio.to_thread(parts.lost, self._folder, pieces)
         if lost:
             logger.warning(
                 "batch %s: %d answers are not on the disk; running them again", batch.id, len(lost)
             )
             await tools.database.run(lambda t: tools.store.lose(t, batch.id, lost))
-        return {piece[0] for piece in pieces} - {number for number, _ in lost}
+        return {piece[0] for piece in pieces} - {number for number, _ in lost}, room
 
     async def _is_over(self) -> bool:
         self._batch = batch = await self._current()
@@ -327,7 +342,7 @@ class Run:
             tools.gate.ended(request_id)
         return answer.status_code, answer.content
 
-    async def _write(self, part: parts.Part) -> None:
+    async def _write(self, part: parts.Part, room: int) -> None:
         """Put answers on the disk and into the database, many at a time, until there are no more."""
         tools, batch_id = self._tools, self._batch.id
         while True:
@@ -347,6 +362,8 @@ class Run:
             self._batch = batch
             if is_last or batch.status == "cancelling" or time.time() > batch.expires:
                 return
+            if part.size > room:
+                raise _StorageFull
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(tools.beat_seconds):
                     await self._has_answers.wait()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 RUNTIME_IDS = uuid.UUID("6d0c7b53-3d6a-4c0e-9a51-52c0f8f5a1d4")
 """Names requests in the runtime; one that runs again has the same name."""
+SHOWN_CHARACTERS = 256
+"""Of a client's text in an error, which is kept for each line of a batch."""
 SHARE_SECONDS = 1.0
 """When a request is tried again whose tenant has more than its part of the engines."""
 
@@ -63,7 +65,9 @@ class DeferredRequests:
         model = _model(body)
         if not key.scopes.allow_path(path) or not key.scopes.allow_model(model):
             raise GatewayError(
-                403, f"the key {key.prefix} may not use {model!r} on {path}", parameter="model"
+                403,
+                f"the key {key.prefix} may not use {model[:SHOWN_CHARACTERS]!r} on {path}",
+                parameter="model",
             )
         tenant = self._ring.tenant(key.tenant)
         if self._shares is not None and self._shares.must_wait(key.tenant):

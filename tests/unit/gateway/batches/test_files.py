@@ -259,3 +259,12 @@ async def test_odd_names_are_no_error_of_the_server(gateway: Gateway) -> None:
         assert (await client.get("/v1/files?purpose=%00")).json()["data"] == []
         new = {"input_file_id": "\0", "endpoint": "/v1/completions"}
         assert (await client.post("/v1/batches", json=new)).status_code == 404
+
+
+async def test_no_batch_begins_when_nothing_more_may_be_kept(gateway: Gateway) -> None:
+    file_id = (await gateway.upload(10)).json()["id"]
+    gateway.database.run_now(lambda t: kept.add(t, "a", KIND, TENANT_BYTES))
+    body = {"input_file_id": file_id, "endpoint": "/v1/chat/completions"}
+    async with gateway.client() as client:
+        answer = await client.post("/v1/batches", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "storage_full")

@@ -246,3 +246,20 @@ async def test_key_that_this_gateway_does_not_know_yet_is_asked_about_again(benc
     tools = replace(bench.tools(), gate=LateGate())
     await Run(tools, bench.claim(batch, "one"), "one").run()
     assert bench.ended(batch)[1:] == ([f"c{n}" for n in range(5)], [])
+
+
+async def test_answers_fill_what_the_tenant_may_keep_and_no_more(bench: Bench) -> None:
+    def frontend(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={**ANSWER, "text": "x" * 300_000})
+
+    batch, later = bench.begin(100), bench.begin(100)
+    await Run(bench.tools(frontend, 1), bench.claim(batch, "one"), "one").run()
+    found, good, bad = bench.ended(batch)
+    assert found.status == "failed" and '"storage_full"' in (found.errors or "")
+    assert 30 < len(good) < 60 and (found.completed, found.failed, bad) == (len(good), 100 - len(good), [])
+    await Run(bench.tools(frontend, 1), bench.claim(later, "one"), "one").run()
+    found, good, bad = bench.ended(later)
+    assert (found.status, good, bad, found.output_file, found.error_file) == ("failed", [], [], None, None)
+    of_other = bench.begin(1, "b")
+    await Run(bench.tools(frontend, 1), bench.claim(of_other, "one"), "one").run()
+    assert bench.ended(of_other)[0].status == "completed"
