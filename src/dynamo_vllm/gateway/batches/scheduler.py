@@ -85,19 +85,20 @@ class Scheduler:
 
     def _next(self, waiting: list[WaitingBatch]) -> WaitingBatch | None:
         """Return the next batch that there is a place for: of the tenant with the fewest."""
-        counts = self._counts()
-        ending = len(self._running) - counts.total()
+        counts, ending = self._counts(), self._counts(is_over=True)
         eligible = [
             batch
             for batch in waiting
-            if (ending < MOST_ENDING if batch.is_over else _has_place(counts, batch.tenant))
+            if (ending.total() < MOST_ENDING if batch.is_over else _has_place(counts, batch.tenant))
         ]
-        return min(eligible, key=lambda batch: counts[batch.tenant], default=None)
+        return min(
+            eligible, key=lambda batch: (ending if batch.is_over else counts)[batch.tenant], default=None
+        )
 
-    def _counts(self) -> Counter[str]:
-        """Return how many batches of each tenant run."""
+    def _counts(self, *, is_over: bool = False) -> Counter[str]:
+        """Return how many batches of each tenant run, or are over and write their files."""
         return Counter(
-            running.batch.tenant for running in self._running.values() if not running.batch.is_over
+            running.batch.tenant for running in self._running.values() if running.batch.is_over == is_over
         )
 
     async def _claim(self, waiting: WaitingBatch) -> None:

@@ -246,7 +246,8 @@ class BatchStore:
     def waiting(self, t: Transaction, each: int) -> list[WaitingBatch]:
         """Return batches that nobody runs, the next one first: those that are over, then some of each tenant.
 
-        What did not run for the longest time is next. No tenant hides another's, however many it has.
+        Both begin with one of each tenant. What did not run for the longest time is next. No tenant hides
+        another's, however many it has.
         """
         now = self._now()
         stale = now - self._stale_seconds
@@ -257,8 +258,9 @@ class BatchStore:
             stale,
         )
         over = t.all(
-            f"SELECT id, tenant, file_id FROM gateway_batches WHERE status IN {OVER} AND {_IDLE}"
-            " ORDER BY beat LIMIT ?",
+            "SELECT id, tenant, file_id FROM (SELECT id, tenant, file_id, beat, ROW_NUMBER() OVER"
+            " (PARTITION BY tenant ORDER BY beat, created, id) AS place FROM gateway_batches"
+            f" WHERE status IN {OVER} AND {_IDLE}) AS over_ones ORDER BY place, beat LIMIT ?",
             stale,
             MOST_OVER,
         )

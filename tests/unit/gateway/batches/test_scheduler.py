@@ -338,3 +338,13 @@ async def test_expired_batch_that_was_never_checked_writes_no_line(bench: Bench)
     async with scheduling(tools_of(bench, Frontend(), OpenGate())):
         await bench.until_ended(batch)
     assert (bench.state(batch).status, bench.state(batch).error_file) == ("expired", None)
+
+
+async def test_many_cancelled_batches_of_a_tenant_keep_no_other_from_its_end(bench: Bench) -> None:
+    many, other = [bench.begin(1, "a") for _ in range(200)], bench.begin(1, "b")
+    bench.run(lambda t: t.execute("UPDATE gateway_batches SET status = 'cancelling'"))
+    bench.run(lambda t: t.execute("UPDATE gateway_batches SET beat = -100 WHERE tenant = 'b'"))
+    bench.run(lambda t: t.execute("UPDATE gateway_batches SET beat = -200 WHERE tenant = 'a'"))  # never ran
+    async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+        await bench.until_ended(other)
+        assert sum(bench.state(batch).ended is None for batch in many) > 150
