@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 DEAD_SECONDS = 30.0
 """A holder of reservations that has not beaten for so long is dead."""
+PAUSE_SECONDS = 15.0
+"""After so long without a beat of our own, the others may have had no database either."""
 _BEAT = (
     "INSERT INTO gateway_holders (name, beat) VALUES (?, ?)"
     " ON CONFLICT (name) DO UPDATE SET beat = excluded.beat"
@@ -32,16 +34,18 @@ class Holders:
         self._clock = clock
         self._last: dict[str, tuple[float | None, float]] = {}
         """The beat of each other holder, and when it was new to us."""
+        self._beaten = clock()
 
     async def beat(self) -> list[str]:
         """Show that this process lives; return the holders that are dead."""
         beats = await self._database.run(self._beat)
-        now = self._clock()
+        now, paused = self._clock(), self._clock() - self._beaten > PAUSE_SECONDS
+        self._beaten = now
         others = {name: beat for name, beat in beats.items() if name not in self._names}
         for name in self._last.keys() - others.keys():
             del self._last[name]
         for name, beat in others.items():
-            if name not in self._last or self._last[name][0] != beat:
+            if paused or name not in self._last or self._last[name][0] != beat:
                 self._last[name] = beat, now
         return [name for name, (_, since) in self._last.items() if now - since >= DEAD_SECONDS]
 

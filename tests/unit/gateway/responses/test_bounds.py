@@ -266,8 +266,8 @@ async def test_long_conversations_of_one_tenant_keep_no_other_waiting(
     if what == "items":
         many = [gateway.send("GET", f"{PATH}/{first}/input_items") for _ in range(40)]
     else:
-        fields = {"background": True} if what == "background" else {}
-        many = [gateway.create("more", previous_response_id=first, **fields) for _ in range(40)]
+        fields = {"previous_response_id": first, "background": what == "background"}
+        many = [gateway.create("more", "a", None, **fields) for _ in range(40)]
     tasks = [asyncio.ensure_future(request) for request in many]
     async with asyncio.timeout(60):
         while not reads:

@@ -284,11 +284,28 @@ async def test_seats_of_a_dead_gateway_come_back_and_those_of_living_ones_stay(s
     assert isinstance(await store.limiter.admit("r4", other, DEFAULT, 1), Refused)
 
 
+async def test_gateways_that_had_no_database_find_each_other_alive(store: Store) -> None:
+    now = [0.0]
+    alive = Holders(store.database, ["living"])
+    watcher = Holders(store.database, ["me"], clock=lambda: now[0])
+    await alive.beat()
+    for now[0] in (0.0, 5.0, 5.0 + 2 * DEAD_SECONDS):  # the database was away
+        assert await watcher.beat() == []
+    await alive.beat()
+    now[0] += DEAD_SECONDS / 3
+    assert await watcher.beat() == []
+    for _ in range(3):  # now it is the other gateway that is away
+        now[0] += DEAD_SECONDS / 3
+        dead = await watcher.beat()
+    assert dead == ["living"]
+
+
 async def test_seats_of_a_gateway_that_never_beat_come_back_too(store: Store) -> None:
     now = [0.0]
     await Limiter(store.database, "of an earlier version").admit("r1", with_limits(concurrent=1), DEFAULT, 1)
     watcher = Holders(store.database, ["me"], clock=lambda: now[0])
-    assert await watcher.beat() == []
+    for now[0] in (0.0, DEAD_SECONDS / 2):
+        assert await watcher.beat() == []
     now[0] = DEAD_SECONDS
     assert await watcher.beat() == ["of an earlier version"]
 
