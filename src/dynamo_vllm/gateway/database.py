@@ -176,8 +176,8 @@ class Database:
     def _once(self, works: list[Work], exclusive: bool) -> list[Any]:
         connection = self._connection
         # The lock comes before all rows: works of a group lock theirs in an order that nobody knows.
-        connection.begin(exclusive=exclusive)
         try:
+            connection.begin(exclusive=exclusive)
             results = [work(connection.transaction) for work in works]
             connection.commit()
         except BaseException:

@@ -154,3 +154,20 @@ def test_a_database_that_others_can_read_is_closed_to_them(
     assert set(modes.values()) == {0o600}, modes
     assert "was open to other users" in caplog.text
     connection.close()
+
+
+def test_transaction_that_only_half_begins_hinders_none_after_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = database._connection
+
+    def half(*, exclusive: bool) -> None:
+        begin(exclusive=exclusive)
+        raise ValueError("the server has no memory for the lock")
+
+    begin = connection.begin
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "begin", half)
+        with pytest.raises(ValueError, match="no memory"):
+            database.run_now(lambda t: None, exclusive=True)
+    assert database.run_now(lambda t: t.execute("INSERT INTO things VALUES ('kept')")) == 1

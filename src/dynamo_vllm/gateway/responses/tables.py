@@ -6,6 +6,8 @@ item again costs no room; how many bytes it stands for is counted in `gateway_re
 
 from __future__ import annotations
 
+from dynamo_vllm.gateway.responses.items import LONGEST_ID
+
 TABLES = (
     """CREATE TABLE IF NOT EXISTS gateway_responses (
         id TEXT PRIMARY KEY,
@@ -62,10 +64,12 @@ TABLES = (
     )""",
     "CREATE INDEX IF NOT EXISTS gateway_response_named ON gateway_response_item_names (response)",
     # Names for what was kept before this table existed; the bytes of its response are a bound of an item's.
-    """INSERT INTO gateway_response_item_names (id, tenant, response, position, bytes)
+    # Longer ids cannot be named, and an index of PostgreSQL has no room for them.
+    f"""INSERT INTO gateway_response_item_names (id, tenant, response, position, bytes)
         SELECT i.id, r.tenant, i.response, i.position, r.bytes
         FROM gateway_response_items i JOIN gateway_responses r ON r.id = i.response
         WHERE r.status IN ('completed', 'incomplete')
+        AND LENGTH(i.id) <= {LONGEST_ID}
         AND NOT EXISTS (SELECT 1 FROM gateway_response_item_names)
         ORDER BY r.created DESC, i.position DESC
         ON CONFLICT (id, tenant) DO NOTHING""",

@@ -154,3 +154,18 @@ def test_pages_of_input_items(tables: Tables) -> None:
     assert page("desc", None, 5) == (["r2_in", "r1_out", "r1_in"], False)
     with pytest.raises(GatewayError):
         page("asc", "nobody", 2)
+
+
+def test_items_with_names_that_no_index_takes_stay_without_when_an_old_database_is_opened(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/old.db"
+    tables = Tables(Database(url, schema.ALL), 10**6)
+    tables.keep("x" * 2690)
+    tables.keep("r1")
+    tables.run(lambda t: t.execute("DELETE FROM gateway_response_item_names"))
+    tables.database.close()
+    again = Database(url, schema.ALL)
+    names = again.run_now(lambda t: t.all("SELECT id FROM gateway_response_item_names ORDER BY id"))
+    assert names == [("r1_in",), ("r1_out",)]
+    again.close()
