@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -191,7 +192,13 @@ class Responses:
             given=items,
             made=output_items(response),
         )
+        await self._make_room(new)
         await self._database.run(lambda t: self._store.keep(t, new))
+
+    async def _make_room(self, new: New) -> None:
+        """Forget a full tenant's oldest responses, some at a time, so that others need not wait for all."""
+        while await self._database.run(lambda t: self._store.make_room(t, new)):
+            pass
 
     async def _queue(self, request: Request, asked: Asked, headers: dict[str, str]) -> Response:
         caller = caller_of(request.headers)
@@ -200,21 +207,24 @@ class Responses:
         fields = {name: value for name, value in asked.fields.items() if name != "input"}
         headers = headers | {identity.KEY: caller.key_id, identity.REQUEST: caller.request_id or response_id}
 
+        new = New(
+            id=response_id,
+            tenant=caller.tenant,
+            previous=asked.previous,
+            status="queued",
+            body=msgspec.json.encode(response).decode(),
+            given=asked.items,
+            is_background=True,
+            request=msgspec.json.encode(fields).decode(),
+            headers=msgspec.json.encode(headers).decode(),
+        )
+
         def work(t: Transaction) -> None:
             self._background.refuse_too_many(t, caller.tenant)
-            new = New(
-                id=response_id,
-                tenant=caller.tenant,
-                previous=asked.previous,
-                status="queued",
-                body=msgspec.json.encode(response).decode(),
-                given=self._store.resolved(t, asked.items, asked.previous, caller.tenant),
-                is_background=True,
-                request=msgspec.json.encode(fields).decode(),
-                headers=msgspec.json.encode(headers).decode(),
-            )
-            self._store.keep(t, new)
+            items = self._store.resolved(t, asked.items, asked.previous, caller.tenant)
+            self._store.keep(t, replace(new, given=items))
 
+        await self._make_room(new)
         await self._read(work, caller.tenant, is_long=asked.names_others)
         self._background.nudge()
         return json_reply(response | {"output": joined([])})

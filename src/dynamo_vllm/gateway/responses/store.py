@@ -26,6 +26,7 @@ KIND = "responses"
 ENDED = ("completed", "incomplete", "failed", "cancelled")
 DAY_SECONDS = 86400.0
 SWEPT_TOGETHER = 500
+"""In one transaction, which others wait for."""
 RESPONSE_BYTES = 512
 ITEM_BYTES = 256
 """What a row takes beside its text, with its ids in the indexes."""
@@ -80,6 +81,12 @@ class New:
     request: str | None = None
     headers: str | None = None
 
+    @property
+    def bytes(self) -> int:
+        """What it takes of the tenant's room."""
+        size = RESPONSE_BYTES + sum(map(_text_bytes, (self.body, self.request, self.headers)))
+        return size + sum(map(_stored_bytes, (*self.given, *self.made)))
+
 
 class ResponseStore:
     """The work on the tables; each method runs in a transaction."""
@@ -108,7 +115,15 @@ class ResponseStore:
         if size > self._tenant_bytes:
             raise self._too_large(size)
 
+    def make_room(self, t: Transaction, new: New) -> bool:
+        """Forget some of the tenant's oldest responses if it has no room; return whether to go on so."""
+        over = kept.kept(t, new.tenant, KIND) + new.bytes - self._tenant_bytes
+        if over <= 0 or new.bytes > self._tenant_bytes:
+            return False
+        return 0 < self._forget_oldest(t, new.tenant, new.id, over) < over
+
     def keep(self, t: Transaction, new: New) -> None:
+        """Keep a response; one that has too many older ones in its way is refused, without `make_room`."""
         now = self._now()
         t.execute(
             "INSERT INTO gateway_responses (id, tenant, previous, created, expires, status, background,"
@@ -133,9 +148,9 @@ class ResponseStore:
             len(items),
             sum(item.size for item in items),
         )
-        size = RESPONSE_BYTES + sum(map(_text_bytes, (new.body, new.request, new.headers)))
-        size += _add_items(t, new.id, new.given, 0, is_output=False)
-        size += _add_items(t, new.id, new.made, len(new.given), is_output=True)
+        size = new.bytes
+        _add_items(t, new.id, new.given, 0, is_output=False)
+        _add_items(t, new.id, new.made, len(new.given), is_output=True)
         if new.status in history.ANSWERED:
             _add_names(t, new.id, new.tenant, names_of(items))
         if size > self._tenant_bytes or not self._count(t, new.id, new.tenant, size):
@@ -244,24 +259,25 @@ class ResponseStore:
         """Count what is kept more, forget the oldest of a full tenant; return whether all has room now."""
         t.execute("UPDATE gateway_responses SET bytes = bytes + ? WHERE id = ?", size, response_id)
         over = kept.add(t, tenant, KIND, size) - self._tenant_bytes
-        while over > 0:
-            rows = t.all(
-                "SELECT id, bytes FROM gateway_responses WHERE tenant = ? AND id <> ?"
-                " AND status NOT IN ('queued', 'in_progress') ORDER BY created LIMIT ?",
-                tenant,
-                response_id,
-                SWEPT_TOGETHER,
-            )
-            if not rows:
-                return False
-            oldest = []
-            for older, older_size in rows:
-                oldest.append(str(older))
-                over -= int(older_size)
-                if over <= 0:
-                    break
-            self._drop(t, oldest)
-        return True
+        return over <= 0 or self._forget_oldest(t, tenant, response_id, over) >= over
+
+    def _forget_oldest(self, t: Transaction, tenant: str, but: str, size: int) -> int:
+        """Forget some of the oldest responses until there is so much room; return how much there is."""
+        rows = t.all(
+            "SELECT id, bytes FROM gateway_responses WHERE tenant = ? AND id <> ?"
+            " AND status NOT IN ('queued', 'in_progress') ORDER BY created LIMIT ?",
+            tenant,
+            but,
+            SWEPT_TOGETHER,
+        )
+        oldest, room = [], 0
+        for older, older_size in rows:
+            oldest.append(str(older))
+            room += int(older_size)
+            if room >= size:
+                break
+        self._drop(t, oldest)
+        return room
 
     def _drop(self, t: Transaction, ids: Sequence[str]) -> None:
         for response_id in ids:

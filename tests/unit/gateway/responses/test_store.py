@@ -11,6 +11,7 @@ import pytest
 from dynamo_vllm.gateway import kept, schema
 from dynamo_vllm.gateway.database import Database, Transaction
 from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway.responses import store
 from dynamo_vllm.gateway.responses.items import Item
 from dynamo_vllm.gateway.responses.store import DAY_SECONDS, KIND, New, ResponseStore
 
@@ -169,3 +170,24 @@ def test_items_with_names_that_no_index_takes_stay_without_when_an_old_database_
     names = again.run_now(lambda t: t.all("SELECT id FROM gateway_response_item_names ORDER BY id"))
     assert names == [("r1_in",), ("r1_out",)]
     again.close()
+
+
+def test_full_tenant_makes_room_some_at_a_time(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SWEPT_TOGETHER", 2)
+    for number in range(9):
+        tables.keep(f"r{number}")
+    (row,) = tables.run(lambda t: t.all("SELECT SUM(bytes) FROM gateway_responses"))
+    small = Tables(tables.database, int(row[0]) + 1)
+    small.now = tables.now
+    new = New("big", "a", None, "completed", "{}", given=[Item("in", b"i" * (int(row[0]) // 2))])
+    with pytest.raises(GatewayError):
+        small.run(lambda t: small.store.keep(t, new))
+    assert small.rows() == 9
+    rounds = 1
+    while small.run(lambda t: small.store.make_room(t, new)):
+        rounds += 1
+    assert rounds > 2
+    small.run(lambda t: small.store.keep(t, new))
+    assert small.is_kept("big") and small.is_kept("r8") and not small.is_kept("r3")
+    whole = New("whole", "a", None, "completed", "{}", given=[Item("in", b"i" * int(row[0]) * 2)])
+    assert not small.run(lambda t: small.store.make_room(t, whole)) and small.is_kept("big")
