@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.routing import Route
 
+from dynamo_vllm.gateway.body_parts import refuse_many_values
 from dynamo_vllm.gateway.exchange import answered, decoded, json_reply, read_body
 from dynamo_vllm.gateway.replies import GatewayError
 
@@ -23,7 +24,9 @@ def routes(workers: TokenWorkers) -> list[Route]:
 
     def converting(operation: str) -> Route:
         async def convert(request: Request) -> Response:
-            body = decoded(await read_body(request, BODY_BYTES), dict[str, Any])
+            text = await read_body(request, BODY_BYTES)
+            refuse_many_values(text)
+            body = decoded(text, dict[str, Any])
             model = body.get("model")
             if not isinstance(model, str | None):
                 raise GatewayError(400, "model is a text", parameter="model")

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway.body_parts import refuse_many_values
 from dynamo_vllm.gateway.exchange import decoded, while_connected
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.serving.calls.caller import Call
@@ -83,6 +84,7 @@ def read_fields(body: bytes) -> dict[str, Any]:
 
     LangChain's CohereRerank sends "max_tokens_per_doc": null.
     """
+    refuse_many_values(body)
     fields = {name: value for name, value in decoded(body, dict[str, Any]).items() if value is not None}
     if not isinstance(fields.get("model"), str) or not fields["model"]:
         raise (

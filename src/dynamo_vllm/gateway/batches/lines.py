@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 from msgspec import Raw
 
+from dynamo_vllm.gateway.body_parts import MOST_PARTS, has_many_parts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -111,6 +113,9 @@ def custom_id_of(line: bytes) -> str | None:
 def _checked(line: bytes, number: int, endpoint: str, seen: set[str]) -> Fault | None:
     if len(line) > LINE_BYTES:
         return Fault("line_too_long", f"a line has at most {LINE_BYTES} bytes", number)
+    if has_many_parts(line):
+        message = f"a line has at most {MOST_PARTS} commas and escaped characters"
+        return Fault("too_many_values", message, number)
     try:
         found = msgspec.json.decode(line, type=_Checked)
         line.decode()

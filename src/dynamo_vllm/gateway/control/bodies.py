@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec import Raw
 
+from dynamo_vllm.gateway.body_parts import refuse_many_parts
 from dynamo_vllm.gateway.envoy.routes import PAST_FRONTEND, STATELESS
 from dynamo_vllm.gateway.replies import GatewayError
 
@@ -38,6 +39,7 @@ PAST_FRONTEND_FIELDS = (
 """Fields of /v1/embeddings that a worker takes and the frontend (1.6.1) drops, or refuses."""
 EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
 LONGEST_MODEL = 4096
+LONGEST_ESCAPE = len("\\u0000")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _MISSING = Raw(b"")
 _NULL = (b"", b"null")
@@ -66,6 +68,7 @@ def read(path: str, body: bytes) -> tuple[str, str]:
 
     Raise GatewayError for a body that is no JSON object, or asks for what no client may have.
     """
+    refuse_many_parts(body)
     fields = _decoded(body, _Fields)
     _check_nvext(bytes(fields.nvext))
     return _model(bytes(fields.model)), _choice(path, body, fields)
@@ -73,6 +76,7 @@ def read(path: str, body: bytes) -> tuple[str, str]:
 
 def check_nvext(body: bytes) -> None:
     """Refuse a request that chooses its worker, or makes the frontend send data elsewhere."""
+    refuse_many_parts(body)
     _check_nvext(bytes(_decoded(body, _Fields).nvext))
 
 
@@ -95,11 +99,10 @@ def _check_nvext(nvext: bytes) -> None:
 def _model(model: bytes) -> str:
     if not model.startswith(b'"'):
         return ""
-    name = _decoded(model, str)
-    if len(name) > LONGEST_MODEL:
-        raise GatewayError(
-            400, f"model has {len(name)} characters; a name has at most {LONGEST_MODEL}", parameter="model"
-        )
+    name = _decoded(model, str) if len(model) <= LONGEST_ESCAPE * LONGEST_MODEL + 2 else None
+    if name is None or len(name) > LONGEST_MODEL:
+        message = f"the name of a model has at most {LONGEST_MODEL} characters"
+        raise GatewayError(400, message, parameter="model")
     if _CONTROL_CHARACTER.search(name):
         raise GatewayError(400, f"model {name!r} has a control character in it", parameter="model")
     return name

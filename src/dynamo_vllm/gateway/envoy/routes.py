@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 FRONTEND, CONTROL = "frontend", "control"
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+READING = ("GET", "HEAD")
 CHOICE = "x-gateway-choice"
 """Chooses between the routes of one path, by what the control app has read of the body."""
 STATELESS = "stateless"
@@ -36,7 +37,7 @@ class Route:
     is_socket: bool = False
     """Whether it is a WebSocket, whose query names a model."""
     is_list: bool = False
-    """Whether a GET reads many rows, and counts as a request; those that change something always do."""
+    """Whether reading it takes many rows, and counts as a request; those that change something always do."""
 
     @property
     def uses_engine(self) -> bool:
@@ -44,7 +45,7 @@ class Route:
 
     def counts(self, method: str) -> bool:
         """Return whether a request counts although no engine works for it."""
-        return self.to == CONTROL and (method in CHANGING or (self.is_list and method == "GET"))
+        return self.to == CONTROL and (method in CHANGING or (self.is_list and method in READING))
 
 
 ROUTES = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.gateway import body_parts
 from dynamo_vllm.gateway.apis import rerank, scores
 from dynamo_vllm.gateway.replies import GatewayError
 
@@ -142,3 +143,12 @@ def test_shape_of_scores() -> None:
         ],
         "usage": USAGE,
     }
+
+
+def test_more_values_than_can_be_read_in_a_moment_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_parts, "MOST_VALUES", 100)
+    assert len(ranking(documents=["a"] * 90).documents) == 90
+    for read in (ranking, pairs):
+        with pytest.raises(GatewayError) as refused:
+            read(documents=["a"] * 200)
+        assert (refused.value.status, refused.value.code) == (413, "too_many_values")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dynamo_vllm.gateway import body_parts
 from dynamo_vllm.gateway.batches.lines import MOST_ERRORS, check, request_of
 
 CHAT = "/v1/chat/completions"
@@ -53,6 +54,14 @@ def test_empty_lines_do_not_count(tmp_path: Path) -> None:
 )
 def test_bad_line_is_named(tmp_path: Path, text: str | bytes, code: str) -> None:
     assert checked(tmp_path, line(1), text) == (2, [(2, code)])
+
+
+def test_a_line_that_takes_long_to_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_parts, "MOST_PARTS", 1000)
+    lines = (
+        line(number, body={"model": "m", "prompt": [0] * count}) for number, count in enumerate((900, 1100))
+    )
+    assert checked(tmp_path, *lines) == (2, [(2, "too_many_values")])
 
 
 def test_same_id_twice_is_refused(tmp_path: Path) -> None:

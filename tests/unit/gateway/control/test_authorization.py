@@ -284,6 +284,7 @@ async def test_a_socket_counts_until_it_ends(checks: Checks) -> None:
         ("GET", "/v1/files"),
         ("GET", "/v1/batches"),
         ("GET", "/v1/usage"),
+        *(("HEAD", path) for path in ("/v1/files", "/v1/batches", "/v1/usage")),
     ],
 )
 async def test_changes_and_lists_count_as_requests_and_hold_nothing(

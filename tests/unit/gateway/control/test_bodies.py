@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dynamo_vllm.gateway import body_parts
 from dynamo_vllm.gateway.control import bodies
 from dynamo_vllm.gateway.control.bodies import EMBEDDINGS, PAST_FRONTEND_FIELDS, PINS, RESPONSES
 from dynamo_vllm.gateway.envoy.routes import PAST_FRONTEND, STATELESS
@@ -108,3 +109,28 @@ def test_a_response_that_keeps_nothing_is_for_the_frontend(fields: dict[str, obj
 def test_embeddings_with_a_field_that_the_frontend_drops_are_not_for_it(name: str) -> None:
     assert bodies.read(EMBEDDINGS, json.dumps({"input": "x", name: None}).encode()) == ("", PAST_FRONTEND)
     assert bodies.read(EMBEDDINGS, b'{"input": "x"}') == ("", "")
+
+
+@pytest.mark.parametrize("part", [b"0,", b"\\n"])
+def test_a_body_that_takes_long_to_read_is_refused(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_parts, "MOST_PARTS", 100)
+    whole = b'{"model": "m", "x": %s}'
+    text = (b"[%s0]" if part == b"0," else b'"%s"') % (part * 90)
+    assert bodies.read(CHAT, whole % text) == ("m", "")
+    long = text.replace(part, 2 * part)
+    assert refusal(whole % long).status == 413
+    with pytest.raises(GatewayError):
+        bodies.check_nvext(whole % long)
+
+
+def test_bytes_without_values_are_not_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_parts, "MOST_PARTS", 100)
+    assert bodies.read(CHAT, b'{"model": "m", "x": "%s"}' % (b"A" * 10_000)) == ("m", "")
+
+
+def test_a_long_name_of_a_model_is_refused_before_it_is_decoded() -> None:
+    longest = b"\\u0061" * bodies.LONGEST_MODEL
+    assert bodies.read(CHAT, b'{"model": "%s"}' % longest) == ("a" * bodies.LONGEST_MODEL, "")
+    for name in (longest + b"a", b"a" * (bodies.LONGEST_MODEL + 1)):
+        error = refusal(b'{"model": "%s"}' % name)
+        assert (error.status, error.parameter) == (400, "model")
