@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 from dynamo_vllm.gateway import cost, identity
 from dynamo_vllm.gateway.control import bodies
-from dynamo_vllm.gateway.control.pending_bodies import SMALL_BYTES, PendingBodies
+from dynamo_vllm.gateway.control.pending_bodies import PendingBodies
 from dynamo_vllm.gateway.control.web_pages import WebPages
 from dynamo_vllm.gateway.envoy import config, routes
 from dynamo_vllm.gateway.replies import GatewayError
@@ -145,7 +145,7 @@ class Authorizer:
     ) -> None:
         length = headers.get(config.DECLARED, "")
         declared = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
-        if declared is not None and declared <= SMALL_BYTES:
+        if self._bodies.begin_at_once(request_id, tenant, declared):
             return
         try:
             await unless(client_left(), self._bodies.begin(request_id, tenant, declared))

@@ -14,8 +14,8 @@ from dynamo_vllm.gateway.replies import GatewayError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SMALL_BYTES = 64 << 10
-"""Bodies up to here need not be counted."""
+LEAST_BYTES = 64 << 10
+"""As which a shorter body counts: many of them are much too, and so are their headers."""
 MOST_BYTES = 256 << 20
 """Of one tenant; a body that is larger may come alone."""
 WAIT_SECONDS = 10.0
@@ -40,12 +40,14 @@ class PendingBodies:
         largest: int,
         *,
         most: int = MOST_BYTES,
+        least: int = LEAST_BYTES,
         wait_seconds: float = WAIT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`largest` is the most that Envoy takes of one body."""
         self._largest = largest
         self._most = max(most, largest)
+        self._least = min(least, largest)
         self._wait_seconds = wait_seconds
         self._clock = clock
         self._bodies: OrderedDict[str, _Body] = OrderedDict()
@@ -58,13 +60,24 @@ class PendingBodies:
 
     async def begin(self, request_id: str, tenant: str, declared: int | None) -> None:
         """Count a body that is about to come; raise GatewayError if others stand before it for too long."""
-        size = self._largest if declared is None else min(declared, self._largest)
+        if self.begin_at_once(request_id, tenant, declared):
+            return
+        size = self._size(declared)
+        await self._wait(tenant, size)
+        self._bodies[request_id] = _Body(tenant, size, self._clock())
+
+    def begin_at_once(self, request_id: str, tenant: str, declared: int | None) -> bool:
+        """Count a body that is about to come, unless it has to wait; return whether it is counted."""
+        size = self._size(declared)
         self._forget_old()
         if self._waiting.get(tenant) or not self._has_room(tenant, size):
-            await self._wait(tenant, size)
-        else:
-            self._bytes[tenant] += size
+            return False
+        self._bytes[tenant] += size
         self._bodies[request_id] = _Body(tenant, size, self._clock())
+        return True
+
+    def _size(self, declared: int | None) -> int:
+        return self._largest if declared is None else max(self._least, min(declared, self._largest))
 
     def end(self, request_id: str) -> None:
         """Forget a body that has come, or never will."""

@@ -30,8 +30,20 @@ async def test_an_unknown_or_a_huge_length_counts_as_the_largest_body() -> None:
     assert pending.bytes_of("t") == 2 * LARGEST
 
 
+async def test_many_small_bodies_are_a_large_one() -> None:
+    pending = PendingBodies(LARGEST, most=MOST, least=10, wait_seconds=0.01)
+    for number in range(10):
+        assert pending.begin_at_once(str(number), "t", 1)
+    assert not pending.begin_at_once("next", "t", 0)
+    with pytest.raises(GatewayError):
+        await pending.begin("next", "t", 0)
+    assert pending.begin_at_once("next", "other", 1)
+    pending.end("0")
+    assert pending.begin_at_once("next", "t", 1)
+
+
 async def test_those_that_wait_get_in_in_order_when_a_body_has_come() -> None:
-    pending = PendingBodies(LARGEST, most=MOST, wait_seconds=60)
+    pending = PendingBodies(LARGEST, most=MOST, least=1, wait_seconds=60)
     for name in ("a", "b"):
         await pending.begin(name, "t", LARGEST)
     waiting = [asyncio.ensure_future(pending.begin(name, "t", LARGEST)) for name in ("c", "d")]
