@@ -16,7 +16,8 @@ from starlette.applications import Starlette
 
 from dynamo_vllm.config import runtime_env
 from dynamo_vllm.config.options import FindOptions
-from dynamo_vllm.gateway import schema, tokenize
+from dynamo_vllm.gateway import schema
+from dynamo_vllm.gateway.apis import tokenize
 from dynamo_vllm.gateway.batches.routes import Batches
 from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.responses.routes import Responses

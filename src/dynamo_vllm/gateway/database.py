@@ -173,12 +173,16 @@ class Database:
                 logger.warning("the database does not answer; the connection is cut")
                 self._connection.cut()
 
+    def _done(self, work: Work) -> Any:
+        self._beat = time.monotonic()  # many works may be one transaction
+        return work(self._connection.transaction)
+
     def _once(self, works: list[Work], exclusive: bool) -> list[Any]:
         connection = self._connection
         # The lock comes before all rows: works of a group lock theirs in an order that nobody knows.
         try:
             connection.begin(exclusive=exclusive)
-            results = [work(connection.transaction) for work in works]
+            results = [self._done(work) for work in works]
             connection.commit()
         except BaseException:
             with suppress(Exception):

@@ -18,8 +18,9 @@ from starlette.applications import Starlette
 
 from dynamo_vllm.config import private
 from dynamo_vllm.errors import StartError
-from dynamo_vllm.gateway import ended_requests, tokenize
+from dynamo_vllm.gateway import ended_requests
 from dynamo_vllm.gateway.apis import table as apis
+from dynamo_vllm.gateway.apis import tokenize
 from dynamo_vllm.gateway.batches.routes import Batches
 from dynamo_vllm.gateway.control import capacity, usage_api
 from dynamo_vllm.gateway.control.app import ControlApp
