@@ -52,7 +52,7 @@ class Bench:
         self.store = BatchStore(stale_seconds=20, clock=self._clock)
         self.files = FileStore(self.database, folder, days=1, file_bytes=10**6, tenant_bytes=10**7)
 
-    def _clock(self) -> float:
+    def _clock(self, _: object) -> float:
         """Later at each call, so that rows have an order."""
         self._ticks += 1
         return self.now + self._ticks * 1e-6

@@ -61,6 +61,11 @@ class Transaction(Protocol):
         """Run a statement once for each row of values; on PostgreSQL all of them in one round trip."""
 
 
+def shared_clock(t: Transaction) -> float:
+    """Return the time for rows that gateways compare with those of others."""
+    return t.now()
+
+
 class Connection(Protocol):
     """A connection to one of the databases."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dynamo_vllm.gateway.batches.files import ACTIVE
+from dynamo_vllm.gateway.connections import shared_clock
 from dynamo_vllm.gateway.replies import GatewayError
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.gateway.batches.lines import Fault
     from dynamo_vllm.gateway.database import Row, Transaction
+
+    Clock = Callable[[Transaction], float]
 
 _FIELDS = (
     "id, tenant, key_id, endpoint, file_id, completion_window, metadata, status, created,"
@@ -33,7 +35,8 @@ FORGOTTEN_TOGETHER = 100
 TENANTS_TOGETHER = 100
 """In one statement."""
 ENDED = ("completed", "failed", "expired", "cancelled")
-_IDLE = "(owner IS NULL OR beat < ?)"
+_IDLE = "(owner IS NULL OR beat < ? OR beat > ?)"
+"""A beat that is far ahead is of a clock that was wrong."""
 _TENANTS = """
     WITH RECURSIVE tenants (name) AS (
         SELECT MIN(tenant) FROM gateway_batches WHERE ended IS NULL
@@ -146,7 +149,7 @@ class BatchStore:
     down asks for that in the same transaction, so that one which was away for too long changes nothing.
     """
 
-    def __init__(self, stale_seconds: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, stale_seconds: float, clock: Clock = shared_clock) -> None:
         self._stale_seconds = stale_seconds
         self._now = clock
 
@@ -163,7 +166,7 @@ class BatchStore:
     ) -> Batch:
         """Keep a new batch; the tenant's oldest that has ended makes room if there are too many."""
         self._make_room(t, tenant)
-        batch_id, now = f"batch_{secrets.token_hex(12)}", self._now()
+        batch_id, now = f"batch_{secrets.token_hex(12)}", self._now(t)
         t.execute(
             "INSERT INTO gateway_batches (id, tenant, key_id, endpoint, file_id,"
             " completion_window, metadata, status, created, expires, total, completed, failed,"
@@ -200,7 +203,7 @@ class BatchStore:
         """Forget some batches that ended so long ago; return them."""
         rows = t.all(
             "SELECT id FROM gateway_batches WHERE ended < ? ORDER BY ended LIMIT ?",
-            self._now() - seconds,
+            self._now(t) - seconds,
             FORGOTTEN_TOGETHER,
         )
         _forget(t, rows)
@@ -234,7 +237,7 @@ class BatchStore:
         changed = t.execute(
             "UPDATE gateway_batches SET status = 'cancelling', cancelling = ? WHERE id = ? AND tenant = ?"
             " AND status IN ('validating', 'in_progress')",
-            self._now(),
+            self._now(t),
             batch_id,
             tenant,
         )
@@ -249,26 +252,26 @@ class BatchStore:
         Both begin with one of each tenant. What did not run for the longest time is next. No tenant hides
         another's, however many it has.
         """
-        now = self._now()
-        stale = now - self._stale_seconds
+        now = self._now(t)
+        stale = now - self._stale_seconds, now + self._stale_seconds
         t.execute(
             "UPDATE gateway_batches SET status = 'finalizing' WHERE ended IS NULL AND expires < ?"
             f" AND status NOT IN {OVER} AND {_IDLE}",  # an index on the status would be read whole
             now,
-            stale,
+            *stale,
         )
         over = t.all(
             "SELECT id, tenant, file_id FROM (SELECT id, tenant, file_id, beat, ROW_NUMBER() OVER"
             " (PARTITION BY tenant ORDER BY beat, created, id) AS place FROM gateway_batches"
             f" WHERE status IN {OVER} AND {_IDLE}) AS over_ones ORDER BY place, beat LIMIT ?",
-            stale,
+            *stale,
             MOST_OVER,
         )
         tenants = [name for (name,) in t.all(_TENANTS)]
         rows: list[Row] = []
         for start in range(0, len(tenants), TENANTS_TOGETHER):
             some = tenants[start : start + TENANTS_TOGETHER]
-            values = [value for tenant in some for value in (tenant, stale, each)]
+            values = [value for tenant in some for value in (tenant, *stale, each)]
             rows += t.all(" UNION ALL ".join([_OF_TENANT] * len(some)), *values)
         places: Counter[str] = Counter()
         order = []
@@ -282,14 +285,14 @@ class BatchStore:
 
     def claim(self, t: Transaction, batch_id: str, owner: str) -> Batch | None:
         """Return a batch that is ours to run from now on; None if another gateway was faster."""
-        now = self._now()
+        now = self._now(t)
         changed = t.execute(
-            f"UPDATE gateway_batches SET owner = ?, beat = ? WHERE id = ? AND status IN {ACTIVE}"
-            " AND (owner IS NULL OR beat < ?)",
+            f"UPDATE gateway_batches SET owner = ?, beat = ? WHERE id = ? AND status IN {ACTIVE} AND {_IDLE}",
             owner,
             now,
             batch_id,
             now - self._stale_seconds,
+            now + self._stale_seconds,
         )
         return self.mine(t, batch_id, owner) if changed else None
 
@@ -301,7 +304,7 @@ class BatchStore:
         """Say that we still run it, and return it; None if another gateway does."""
         changed = t.execute(
             f"UPDATE gateway_batches SET beat = ? WHERE id = ? AND owner = ? AND status IN {ACTIVE}",
-            self._now(),
+            self._now(t),
             batch_id,
             owner,
         )
@@ -318,14 +321,14 @@ class BatchStore:
                 "UPDATE gateway_batches SET status = 'failed', errors = ?, ended = ?, total = ?,"
                 " owner = NULL WHERE id = ?",
                 msgspec.json.encode(faults).decode(),
-                self._now(),
+                self._now(t),
                 total,
                 batch_id,
             )
             return
         t.execute(
             "UPDATE gateway_batches SET status = 'in_progress', started = ?, total = ? WHERE id = ?",
-            self._now(),
+            self._now(t),
             total,
             batch_id,
         )
@@ -402,7 +405,7 @@ class BatchStore:
         t.execute(
             "UPDATE gateway_batches SET finalizing = ?, status = CASE WHEN status = 'in_progress'"
             " THEN 'finalizing' ELSE status END WHERE id = ? AND owner = ?",
-            self._now(),
+            self._now(t),
             batch_id,
             owner,
         )
@@ -423,7 +426,7 @@ class BatchStore:
             "UPDATE gateway_batches SET status = ?, ended = ?, failed = failed + ?, output_file = ?,"
             f" error_file = ?, errors = ?, owner = NULL WHERE id = ? AND owner = ? AND status IN {ACTIVE}",
             status,
-            self._now(),
+            self._now(t),
             unanswered,
             *files,
             None if fault is None else msgspec.json.encode([fault]).decode(),

@@ -7,13 +7,13 @@ so.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dynamo_vllm.gateway import identity
+from dynamo_vllm.gateway.connections import shared_clock
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.responses.store import ENDED, FIELDS, Kept, kept_of
 
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.gateway.database import Transaction
 
+    Clock = Callable[[Transaction], float]
+
 QUEUED_PER_TENANT = 1000
 ROWS_PER_TENANT = 32
 """Looked at together: many of one tenant hide none of another."""
 MOST_ROWS = 1000
 LONGEST_HOLD_SECONDS = 60.0
 """Limits may have been changed meanwhile. A longer hold is from a clock that was wrong."""
-_IS_DUE = "((status = 'queued' AND (beat <= ? OR beat > ?)) OR (status = 'in_progress' AND beat < ?))"
+_IS_DUE = """
+    ((status = 'queued' AND (beat <= ? OR beat > ?)) OR (status = 'in_progress' AND (beat < ? OR beat > ?)))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Waiting:
 class ResponseQueue:
     """The work on the table; each method runs in a transaction."""
 
-    def __init__(self, stale_seconds: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, stale_seconds: float, clock: Clock = shared_clock) -> None:
         self._stale_seconds = stale_seconds
         self._now = clock
 
@@ -71,7 +75,7 @@ class ResponseQueue:
             " (PARTITION BY tenant ORDER BY beat, created, id) AS place FROM gateway_responses"
             f" WHERE {_IS_DUE}) w JOIN gateway_responses r ON r.id = w.id"
             " WHERE w.place <= ? ORDER BY w.place, w.created LIMIT ?",
-            *self._due(),
+            *self._due(t),
             ROWS_PER_TENANT,
             MOST_ROWS,
         )
@@ -82,7 +86,7 @@ class ResponseQueue:
 
     def lease(self, t: Transaction, response_id: str, owner: str) -> Kept | None:
         """Return a response that nobody else starts for now; None if another gateway was faster."""
-        now = self._now()
+        now = self._now(t)
         changed = t.execute(
             "UPDATE gateway_responses SET owner = ?, beat = CASE WHEN status = 'queued' THEN ? ELSE ? END"
             f" WHERE id = ? AND {_IS_DUE}",
@@ -90,7 +94,7 @@ class ResponseQueue:
             now + self._stale_seconds,
             now,
             response_id,
-            *self._due(),
+            *self._due(t),
         )
         row = t.one(f"SELECT {FIELDS} FROM gateway_responses WHERE id = ?", response_id)
         return kept_of(row) if changed and row is not None else None
@@ -100,7 +104,7 @@ class ResponseQueue:
         changed = t.execute(
             "UPDATE gateway_responses SET status = 'in_progress', beat = ?, starts = starts + 1"
             " WHERE id = ? AND owner = ? AND status IN ('queued', 'in_progress')",
-            self._now(),
+            self._now(t),
             response_id,
             owner,
         )
@@ -112,18 +116,18 @@ class ResponseQueue:
         t.execute(
             "UPDATE gateway_responses SET status = 'queued', owner = NULL, beat = ?"
             " WHERE id = ? AND owner = ? AND status IN ('queued', 'in_progress')",
-            self._now() + min(seconds, LONGEST_HOLD_SECONDS),
+            self._now(t) + min(seconds, LONGEST_HOLD_SECONDS),
             response_id,
             owner,
         )
 
     def hold_all(self, t: Transaction, ids: Sequence[str], seconds: float) -> None:
         """Let responses that nobody has leased wait for so long."""
-        until = self._now() + min(seconds, LONGEST_HOLD_SECONDS)
+        until = self._now(t) + min(seconds, LONGEST_HOLD_SECONDS)
         t.many(
             "UPDATE gateway_responses SET status = 'queued', owner = NULL, beat = ?"
             f" WHERE id = ? AND {_IS_DUE}",
-            [(until, response_id, *self._due()) for response_id in ids],
+            [(until, response_id, *self._due(t)) for response_id in ids],
         )
 
     def beat(self, t: Transaction, response_id: str, owner: str) -> bool:
@@ -131,7 +135,7 @@ class ResponseQueue:
         return bool(
             t.execute(
                 "UPDATE gateway_responses SET beat = ? WHERE id = ? AND owner = ? AND status = 'in_progress'",
-                self._now(),
+                self._now(t),
                 response_id,
                 owner,
             )
@@ -142,9 +146,10 @@ class ResponseQueue:
         row = t.one("SELECT status, owner FROM gateway_responses WHERE id = ?", response_id)
         return row is not None and row[0] not in ENDED and owner in (None, row[1])
 
-    def _due(self) -> tuple[float, float, float]:
-        now = self._now()
-        return now, now + 2 * LONGEST_HOLD_SECONDS, now - self._stale_seconds
+    def _due(self, t: Transaction) -> tuple[float, float, float, float]:
+        now = self._now(t)
+        future = now + 2 * LONGEST_HOLD_SECONDS
+        return now, future, now - self._stale_seconds, future
 
 
 def headers_of(text: str | None) -> dict[str, str]:

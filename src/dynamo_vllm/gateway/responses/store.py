@@ -8,11 +8,11 @@ longer be continued.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dynamo_vllm.gateway import kept
+from dynamo_vllm.gateway.connections import shared_clock
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.responses import history
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from dynamo_vllm.gateway.database import Row, Transaction
     from dynamo_vllm.gateway.responses.items import Item
+
+    Clock = Callable[[Transaction], float]
 
 KIND = "responses"
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -91,7 +93,7 @@ class New:
 class ResponseStore:
     """The work on the tables; each method runs in a transaction."""
 
-    def __init__(self, days: float, tenant_bytes: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, days: float, tenant_bytes: int, clock: Clock = shared_clock) -> None:
         self._seconds = days * DAY_SECONDS
         self._tenant_bytes = tenant_bytes
         self._now = clock
@@ -105,7 +107,7 @@ class ResponseStore:
         """
         if previous is not None:
             self._refuse_unanswered(t, previous, tenant)
-        items = history.resolved(t, items, tenant, self._now())
+        items = history.resolved(t, items, tenant, self._now(t))
         history.refuse_too_long(t, previous, items)
         return items
 
@@ -124,7 +126,7 @@ class ResponseStore:
 
     def keep(self, t: Transaction, new: New) -> None:
         """Keep a response; one that has too many older ones in its way is refused, without `make_room`."""
-        now = self._now()
+        now = self._now(t)
         t.execute(
             "INSERT INTO gateway_responses (id, tenant, previous, created, expires, status, background,"
             " body, bytes, request, headers, owner, beat, starts)"
@@ -231,7 +233,7 @@ class ResponseStore:
             "SELECT id FROM gateway_responses r WHERE expires < ? AND NOT EXISTS"
             " (SELECT 1 FROM gateway_responses f WHERE f.previous = r.id) AND NOT EXISTS"
             " (SELECT 1 FROM gateway_response_references f WHERE f.target = r.id) LIMIT ?",
-            self._now(),
+            self._now(t),
             SWEPT_TOGETHER,
         )
         self._drop(t, [str(response_id) for (response_id,) in rows])
@@ -244,7 +246,7 @@ class ResponseStore:
             f"SELECT {FIELDS} FROM gateway_responses WHERE id = ? AND tenant = ? AND expires > ?",
             response_id,
             tenant,
-            self._now(),
+            self._now(t),
         )
 
     def _refuse_unanswered(self, t: Transaction, response_id: str, tenant: str) -> None:

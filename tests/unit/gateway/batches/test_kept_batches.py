@@ -114,3 +114,28 @@ async def test_parts_of_batches_that_are_gone_are_removed(bench: Bench) -> None:
     batches = Batches(bench.database, httpx.AsyncClient(), bench.folder, OpenGate())
     await batches.sweep()
     assert {path.name for path in parts.iterdir()} == {"batch_young", active.id}
+
+
+@pytest.mark.parametrize("status", ["in_progress", "cancelling"])
+def test_clock_that_was_ahead_keeps_no_batch_of_a_dead_gateway_waiting(bench: Bench, status: str) -> None:
+    bench.now = 3600.0
+    batch = bench.begin(1)
+    bench.claim(batch, "gone")
+    bench.run(lambda t: t.execute("UPDATE gateway_batches SET status = ?", status))
+    assert bench.run(lambda t: bench.store.waiting(t, 4)) == []
+    bench.now = 0.0
+    assert [waiting.id for waiting in bench.run(lambda t: bench.store.waiting(t, 4))] == [batch.id]
+    assert bench.claim(batch, "next").owner == "next"
+    assert bench.run(lambda t: bench.store.waiting(t, 4)) == []
+
+
+def test_gateways_with_one_database_compare_beats_by_its_clock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = store.BatchStore(20)
+    batch = bench.begin(1)
+    assert bench.run(lambda t: shared.claim(t, batch.id, "one")) is not None
+    ahead = time.time() + 60
+    monkeypatch.setattr(bench.database._connection.transaction, "now", time.time)
+    monkeypatch.setattr(time, "time", lambda: ahead)
+    assert bench.run(lambda t: shared.claim(t, batch.id, "two")) is None

@@ -27,8 +27,8 @@ class Tables:
     def __init__(self, database: Database) -> None:
         self.now = 1000.0
         self.database = database
-        self.queue = ResponseQueue(STALE_SECONDS, clock=lambda: self.now)
-        self.store = ResponseStore(30, 1 << 30, clock=lambda: self.now)
+        self.queue = ResponseQueue(STALE_SECONDS, clock=lambda _: self.now)
+        self.store = ResponseStore(30, 1 << 30, clock=lambda _: self.now)
 
     def run(self, work: Callable[[Transaction], T]) -> T:
         return self.database.run_now(work)
@@ -138,3 +138,11 @@ def test_response_of_an_earlier_version_has_no_key(tables: Tables) -> None:
     tables.add("r1", key_id=None)
     (row,) = tables.run(tables.queue.waiting)
     assert (row.id, row.key_id) == ("r1", "")
+
+
+def test_clock_that_was_ahead_keeps_no_response_of_a_dead_gateway_waiting(tables: Tables) -> None:
+    tables.add("r1")
+    assert tables.lease("r1") and tables.begin("r1")
+    tables.now -= 3600
+    assert tables.waiting() == ["r1"] and tables.lease("r1", "two")
+    assert tables.waiting() == []

@@ -25,7 +25,7 @@ class Tables:
     def __init__(self, database: Database, tenant_bytes: int = 10_000) -> None:
         self.now = 0.0
         self.database = database
-        self.store = ResponseStore(30, tenant_bytes, clock=lambda: self.now)
+        self.store = ResponseStore(30, tenant_bytes, clock=lambda _: self.now)
 
     def run(self, work: Callable[[Transaction], T]) -> T:
         return self.database.run_now(work)
