@@ -174,7 +174,7 @@ class Database:
                 self._connection.cut()
 
     def _done(self, work: Work) -> Any:
-        self._beat = time.monotonic()  # many works may be one transaction
+        self._beat = self._busy_since = time.monotonic()  # many works may be one transaction
         return work(self._connection.transaction)
 
     def _once(self, works: list[Work], exclusive: bool) -> list[Any]:

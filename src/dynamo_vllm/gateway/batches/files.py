@@ -112,9 +112,11 @@ class FileStore:
     async def beat(self) -> None:
         """Say that the uploads of this gateway go on."""
         if self._reserved:
-            rows = [(time.time() + RESERVED_SECONDS, file_id) for file_id in self._reserved]
+            file_ids = tuple(self._reserved)
             sql = "UPDATE gateway_uploads SET expires = ? WHERE file = ?"
-            await self._database.run(lambda t: t.many(sql, rows))
+            await self._database.run(
+                lambda t: t.many(sql, [(t.now() + RESERVED_SECONDS, file_id) for file_id in file_ids])
+            )
 
     def _reserve(self, t: Transaction, file_id: str, tenant: str, declared: int | None) -> int:
         """Return the room for a file, which is the tenant's from now on until the upload ends."""
@@ -132,7 +134,7 @@ class FileStore:
             file_id,
             tenant,
             room,
-            time.time() + RESERVED_SECONDS,
+            t.now() + RESERVED_SECONDS,
         )
         return room
 
@@ -141,7 +143,7 @@ class FileStore:
         row = t.one(
             "SELECT COALESCE(SUM(bytes), 0) FROM gateway_uploads WHERE tenant = ? AND expires > ?",
             tenant,
-            time.time(),
+            t.now(),
         )
         reserved = 0 if row is None else int(row[0])
         return self._tenant_bytes - kept.kept(t, tenant, KIND) - reserved
@@ -252,7 +254,7 @@ class FileStore:
             return [str(row[0]) for row in rows]
 
         await self._database.run(
-            lambda t: t.execute("DELETE FROM gateway_uploads WHERE expires < ?", time.time())
+            lambda t: t.execute("DELETE FROM gateway_uploads WHERE expires < ?", t.now())
         )
         while gone := await self._database.run(work):
             for file_id in gone:

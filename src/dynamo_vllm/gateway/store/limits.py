@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 RECORD_SECONDS = 120.0
 """How long a request that ended waits for the record of its tokens; `expire` then takes it as unused."""
 EXPIRED_TOGETHER = 1000
+RELEASE_PAUSES = (0.1, 1.0, 10.0, 60.0, 300.0)
+"""Seconds between tries to give back what was reserved for a client that went away at that moment."""
 SEAT_SECONDS = 1.0
 """How long a request waits for another one of its key to end. A client that sends one after the other knows
 of an end before we do."""
@@ -233,9 +235,17 @@ class Limiter:
     def _nobody_waits(self, one: _Asked, decided: Admitted | Refused) -> None:
         """Release what was reserved for a client that went away meanwhile."""
         if isinstance(decided, Admitted):
-            task = asyncio.create_task(self.release([one.request_id], now=one.now))
+            task = asyncio.create_task(self._release_until_done(one.request_id, one.now))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
+
+    async def _release_until_done(self, request_id: str, now: float | None) -> None:
+        for seconds in RELEASE_PAUSES:
+            try:
+                return await self.release([request_id], now=now)
+            except Exception as exc:
+                logger.warning("request %s: could not be released, trying again: %s", request_id, exc)
+                await asyncio.sleep(seconds)
 
 
 def _reservation(request: _Asked, before: Reservation | None, gateway: str, now: float) -> Reservation:

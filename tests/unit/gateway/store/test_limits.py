@@ -136,6 +136,23 @@ async def test_client_that_leaves_while_it_is_admitted_keeps_nothing(store: Stor
     assert isinstance(await store.limiter.admit("r3", key, DEFAULT, 100, now=NOON), Admitted)
 
 
+async def test_a_client_that_leaves_while_the_database_goes_away_keeps_no_seat(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo_vllm.gateway.store.limits.RELEASE_PAUSES", (0.001,) * 1000)
+    key = with_limits(concurrent=1)
+    leaving = asyncio.create_task(store.limiter.admit("r1", key, DEFAULT, 1))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    away = store.database.run(lambda t: t.execute("ALTER TABLE gateway_reservations RENAME TO away"))
+    await asyncio.gather(leaving, away, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    await store.database.run(lambda t: t.execute("ALTER TABLE away RENAME TO gateway_reservations"))
+    async with asyncio.timeout(60):
+        while isinstance(await store.limiter.admit("r2", key, DEFAULT, 1), Refused):
+            await asyncio.sleep(0.01)
+
+
 async def test_error_of_the_database_reaches_all_who_wait_and_no_one_later(store: Store) -> None:
     key = with_limits(tokens_per_minute=100)
     store.database.run_now(lambda t: t.execute("ALTER TABLE gateway_counters RENAME TO away"))
