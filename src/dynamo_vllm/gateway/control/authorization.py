@@ -109,6 +109,8 @@ class Authorizer:
                 await self._begin_body(request_id, key.tenant, headers, client_left)
         elif route.counts(question.method):
             await self._count(request_id, key, tenant, client_left)
+            if question.method == "POST" and not (route.below or route.takes_file):
+                await self._begin_body(request_id, key.tenant, headers, client_left)
         return answer
 
     def _key(self, headers: Mapping[str, str]) -> Key:

@@ -13,7 +13,8 @@ import pytest
 
 from dynamo_vllm.gateway import cost, identity
 from dynamo_vllm.gateway.control import capacity
-from dynamo_vllm.gateway.control.authorization import Authorizer, Question
+from dynamo_vllm.gateway.control.authorization import BODY_BYTES, Authorizer, Question
+from dynamo_vllm.gateway.control.pending_bodies import MOST_BYTES
 from dynamo_vllm.gateway.control.web_pages import WebPages
 from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.envoy import routes
@@ -315,6 +316,21 @@ async def test_a_change_gives_back_none_of_the_tokens_that_others_used(checks: C
     with pytest.raises(GatewayError) as refused:
         await checks.body(await checks.key(), b'{"max_tokens": 900}')
     assert refused.value.status == 429 and "tokens per minute" in refused.value.message
+
+
+async def test_bodies_of_batches_that_do_not_end_hold_up_their_tenant_alone(checks: Checks) -> None:
+    await checks.use_key(tenant="many")
+    length = str(BODY_BYTES)
+    for _ in range(MOST_BYTES // BODY_BYTES):
+        first = await checks.key("/v1/batches", x_gateway_declared_bytes=length)
+    waiting = asyncio.ensure_future(checks.key("/v1/batches", x_gateway_declared_bytes=length))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert await checks.key("/v1/batches/batch-1/cancel")
+    assert await checks.key("/v1/batches", "GET")
+    checks.authorizer.ended(first[identity.REQUEST])
+    async with asyncio.timeout(20):
+        await waiting
 
 
 async def test_polling_does_not_count(checks: Checks) -> None:
