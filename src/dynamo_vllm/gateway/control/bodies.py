@@ -59,7 +59,10 @@ def _presence(name: str, fields: Iterable[str]) -> type[msgspec.Struct]:
     return msgspec.defstruct(name, [(field, Raw, _MISSING) for field in fields])
 
 
-_Nvext = _presence("_Nvext", PINS)
+AGENT_HINTS, SPECULATIVE_PREFILL = "agent_hints", "speculative_prefill"
+"""With it the frontend sends a second request to a worker, which no limit holds for and nobody counts."""
+_Nvext = _presence("_Nvext", (*PINS, AGENT_HINTS))
+_AgentHints = _presence("_AgentHints", (SPECULATIVE_PREFILL,))
 _PastFrontend = _presence("_PastFrontend", PAST_FRONTEND_FIELDS)
 
 
@@ -83,17 +86,32 @@ def check_nvext(body: bytes) -> None:
 def _check_nvext(nvext: bytes) -> None:
     if nvext in _NULL:
         return
-    if not nvext.startswith(b"{"):  # the frontend takes a list for an object without names
-        raise GatewayError(400, "nvext is an object, or left out", parameter="nvext")
-    pins = _decoded(nvext, _Nvext)
+    fields = _object("nvext", nvext, _Nvext)
     for name in PINS:
-        if bytes(getattr(pins, name)):
-            raise GatewayError(
-                400,
-                f"nvext.{name} cannot be used through the gateway; leave it out",
-                parameter=f"nvext.{name}",
-                code="unsupported_parameter",
-            )
+        if bytes(getattr(fields, name)):
+            raise _unsupported(f"nvext.{name}")
+    where = f"nvext.{AGENT_HINTS}"
+    hints = bytes(getattr(fields, AGENT_HINTS))
+    if hints in _NULL:
+        return
+    prefill = bytes(getattr(_object(where, hints, _AgentHints), SPECULATIVE_PREFILL))
+    if prefill not in (*_NULL, b"false"):
+        raise _unsupported(f"{where}.{SPECULATIVE_PREFILL}")
+
+
+def _object(name: str, text: bytes, kind: type[T]) -> T:
+    if not text.startswith(b"{"):  # the frontend takes a list for an object without names
+        raise GatewayError(400, f"{name} is an object, or left out", parameter=name)
+    return _decoded(text, kind)
+
+
+def _unsupported(name: str) -> GatewayError:
+    return GatewayError(
+        400,
+        f"{name} cannot be used through the gateway; leave it out",
+        parameter=name,
+        code="unsupported_parameter",
+    )
 
 
 def _model(model: bytes) -> str:

@@ -134,3 +134,21 @@ def test_a_long_name_of_a_model_is_refused_before_it_is_decoded() -> None:
     for name in (longest + b"a", b"a" * (bodies.LONGEST_MODEL + 1)):
         error = refusal(b'{"model": "%s"}' % name)
         assert (error.status, error.parameter) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("hints", "is_refused"),
+    [
+        *((hints, False) for hints in ("null", "{}", '{"speculative_prefill": false, "priority": 5}')),
+        ('{"speculative_prefill": null, "osl": 9}', False),
+        *((hints, True) for hints in ('{"speculative_prefill": true}', "[5, null, 9, true]", "true")),
+        ('{"speculative\\u005fprefill": true}', True),
+    ],
+)
+def test_a_second_request_that_nobody_counts_is_refused(hints: str, is_refused: bool) -> None:
+    body = f'{{"model": "m", "nvext": {{"agent_hints": {hints}}}}}'.encode()
+    if is_refused:
+        error = refusal(body)
+        assert error.status == 400 and str(error.parameter).startswith("nvext.agent_hints")
+    else:
+        assert bodies.read(CHAT, body) == ("m", "")
