@@ -42,7 +42,7 @@ class WebPages:
             )
         if EVERY_ORIGIN in self.origins or (origin and origin in self.origins):
             return
-        is_foreign = bool(origin) and urlsplit(origin).netloc.lower() != host.lower()
+        is_foreign = bool(origin) and host_of(origin) != host.lower()
         if is_foreign or headers.get("sec-fetch-site", "").lower() in OTHER_SITES:
             raise GatewayError(
                 403,
@@ -50,6 +50,14 @@ class WebPages:
                 + (f" ({origin}); allow it with --cors-origin" if origin else ""),
                 code="cross_origin_request",
             )
+
+
+def host_of(origin: str) -> str:
+    """Return the host and port of an origin in small letters; nothing for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def name_of(host: str) -> str:

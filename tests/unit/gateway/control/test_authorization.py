@@ -377,6 +377,7 @@ async def test_a_name_of_somebody_else_finds_no_open_gateway(
         {"sec_fetch_site": "same-site"},
         {"origin": "https://evil.example"},
         {"origin": "null"},
+        {"origin": "http://[x"},
         {"origin": "http://127.0.0.1:9999", "sec_fetch_site": "same-site"},
     ],
 )
