@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from dynamo_vllm.gateway.database import DatabaseAway
@@ -128,11 +129,14 @@ async def read_body(request: Request, limit: int = BODY_BYTES) -> bytes:
         raise too_long(limit)
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise too_long(limit)
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise too_long(limit)
+            parts.append(part)
+    except ClientDisconnect:
+        raise GatewayError(499, "the client left before its request was complete") from None
     return b"".join(parts)
 
 
