@@ -153,7 +153,7 @@ class Transcription:
 
 def declared_size(request: Request) -> int:
     """Return the length of a form, the largest if it declares none; raise GatewayError for what is none."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise GatewayError(415, "send a form (multipart/form-data) with file and model")
     length = request.headers.get("content-length", "")
     most = FILE_BYTES + uploads.FORM_BYTES
