@@ -4,6 +4,9 @@ Without names it runs all tiers but their tests marked `more`, and with `more` a
 Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
 Without such arguments, what fails runs once more, alone: a machine that loses seconds to others may stop
 any process at any moment. The last lines name what passed only then: each is a test, or a product, to mend.
+
+The seconds of each test and fixture go into build/durations/TIER.json; with `--durations` in PYTEST_ARGS the
+slowest of all these tiers are printed.
 """
 
 import functools
@@ -17,6 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import durations
 import rerun
 
 MORE = "more"
@@ -54,6 +58,7 @@ SECONDS_PER_BYTE = 40e-6
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """The packages of this repository that have their own tests."""
 ROOT = Path(__file__).resolve().parent.parent
+SLOWEST = 40
 
 
 def main(names: list[str]) -> int:
@@ -62,28 +67,46 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no tier called {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
-    rows = [run_tier(tier, marks) for tier in tiers or TIERS]
+    arguments, shows_durations = arguments_for_pytest(os.environ.get("PYTEST_ARGS", ""))
+    rows = [run_tier(tier, marks, arguments) for tier in tiers or TIERS]
+    if shows_durations:
+        by_tier = {tier: durations.read(durations_of(tier)) for tier, _, _ in rows}
+        print("\n" + durations.table(by_tier, SLOWEST))
     print("\n" + "\n".join(f"{tier:<10}{seconds:7.1f} s  {result}" for tier, seconds, result in rows))
     return int(any(result.startswith("FAILED") for _, _, result in rows))
 
 
-def run_tier(tier: str, marks: str | None) -> tuple[str, float, str]:
+def arguments_for_pytest(text: str) -> tuple[list[str], bool]:
+    """Return these arguments without our `--durations`, and whether it was there; pytest's has a number."""
+    arguments = shlex.split(text)
+    for index, argument in enumerate(arguments):
+        if argument == "--durations" and not "".join(arguments[index + 1 : index + 2]).isdecimal():
+            return [*arguments[:index], *arguments[index + 1 :]], True
+    return arguments, False
+
+
+def durations_of(tier: str) -> Path:
+    return ROOT / "build" / "durations" / f"{tier}.json"
+
+
+def run_tier(tier: str, marks: str | None, asked: Sequence[str]) -> tuple[str, float, str]:
+    durations_of(tier).unlink(missing_ok=True)
     folder = ROOT / "tests" / tier
     if not folder.is_dir():
         return tier, 0.0, "no tests"
     print(f"\n== {tier} ==", flush=True)
     began = time.monotonic()
-    asked = shlex.split(os.environ.get("PYTEST_ARGS", ""))
     chosen = () if "-m" in asked else ("-m", f"not long and {marks}" if marks else "not long")
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
     tries = 1 if asked else 2
     if tier in IN_PARTS:
         count = min(2 * (os.cpu_count() or 1), MOST_PARTS)
-        result = run_parts(parts(folder, count), [*chosen, *asked], tries)
+        result = run_parts(parts(folder, count), [*chosen, *asked], tries, durations_of(tier))
     else:
         once = functools.partial(run_pytest, folders)
         cache = ROOT / ".pytest_cache" / tier
-        result = rerun.run(once, AT_ONCE.get(tier, ()), [*chosen, *asked], cache, tries)
+        first = (*AT_ONCE.get(tier, ()), durations.OPTION, str(durations_of(tier)))
+        result = rerun.run(once, first, [*chosen, *asked], cache, tries)
     return tier, time.monotonic() - began, result
 
 
@@ -106,24 +129,27 @@ def seconds_of(path: Path) -> float:
     return SECONDS.get(path.name, path.stat().st_size * SECONDS_PER_BYTE)
 
 
-def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str], tries: int) -> str:
+def run_parts(
+    parts: Sequence[Sequence[Path]], arguments: Sequence[str], tries: int, durations_to: Path
+) -> str:
     """Run one pytest for each list and return the result; all output but the first's comes at the end."""
     # A cache each, or `--lf` would know the failures of one of them only.
     caches = [ROOT / ".pytest_cache" / f"part-{number}" for number in range(1, len(parts) + 1)]
     each = [["-o", f"cache_dir={cache}", *arguments] for cache in caches]
+    durations_of_parts = [durations_to.with_suffix(f".{number}.json") for number in range(1, len(parts) + 1)]
     for cache in caches if tries > 1 else ():
         rerun.file_of_failures(cache).unlink(missing_ok=True)
     with ExitStack() as open_files:
         outputs = [None, *(open_files.enter_context(TemporaryFile()) for _ in parts[1:])]
         processes = [
             subprocess.Popen(
-                pytest(paths, own),
+                pytest(paths, [durations.OPTION, str(path), *own]),
                 cwd=ROOT,
                 env=environment(),
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
             )
-            for paths, own, output in zip(parts, each, outputs, strict=True)
+            for paths, path, own, output in zip(parts, durations_of_parts, each, outputs, strict=True)
         ]
         codes = []
         for process, output in zip(processes, outputs, strict=True):
@@ -131,6 +157,7 @@ def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str], tries: 
             if output is not None:
                 output.seek(0)
                 print(output.read().decode(errors="replace"), end="", flush=True)
+    durations.merge(durations_of_parts, durations_to)
     if tries == 1:
         return rerun.all_of([rerun.result_of(code) for code in codes])
     return rerun.all_of(
@@ -142,7 +169,7 @@ def run_parts(parts: Sequence[Sequence[Path]], arguments: Sequence[str], tries: 
 
 
 def pytest(paths: Sequence[Path], arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "pytest", *map(str, paths), *arguments]
+    return [sys.executable, durations.__file__, *map(str, paths), *arguments]
 
 
 def environment() -> dict[str, str]:

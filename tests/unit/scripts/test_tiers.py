@@ -66,6 +66,22 @@ def test_one_tier_has_what_all_tiers_leave_to_ci(
     assert [arguments[-2:] for arguments in called] == [["-m", marks]]
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "shows"),
+    [
+        ("", [], False),
+        ("--durations", [], True),
+        ("-k 'lora or media' --durations -x", ["-k", "lora or media", "-x"], True),
+        ("--durations=5 -x", ["--durations=5", "-x"], False),
+        ("--durations 5", ["--durations", "5"], False),
+    ],
+)
+def test_durations_without_a_number_are_ours(
+    tiers: ModuleType, text: str, arguments: list[str], shows: bool
+) -> None:
+    assert tiers.arguments_for_pytest(text) == (arguments, shows)
+
+
 @pytest.fixture
 def ini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments for a pytest without what this project sets."""
@@ -128,8 +144,11 @@ def test_failure_in_any_part_is_seen(
     passing.write_text("def test_it():\n    pass\n")
     failing.write_text("def test_it():\n    assert False\n")
     monkeypatch.setattr(tiers, "ROOT", tmp_path)
-    assert tiers.run_parts([[passing], [failing]], ini, 1) == "FAILED"
+    assert tiers.run_parts([[passing], [failing]], ini, 1, tmp_path / "durations.json") == "FAILED"
     said = capfd.readouterr().out
     assert "1 passed" in said and "1 failed" in said
     failing.write_text(ONCE)
-    assert tiers.run_parts([[passing], [failing]], ini, 2) == f"{rerun.ALONE}test_failing.py::test_it"
+    assert (
+        tiers.run_parts([[passing], [failing]], ini, 2, tmp_path / "durations.json")
+        == f"{rerun.ALONE}test_failing.py::test_it"
+    )
