@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import durations
+import machine
 import rerun
 
 MORE = "more"
@@ -33,6 +34,8 @@ AT_ONCE = {"runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
 
 The tests of a file share what it starts.
 """
+DEPLOYING = {"runtime", "cpu", "e2e", "bare", "console"}
+"""Tiers that start whole deployments, and so need much of the machine."""
 IN_PARTS = {"unit"}
 """Tiers of thousands of short tests, of whose time pytest-xdist takes a quarter for itself: a few plain
 pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
@@ -68,6 +71,13 @@ def main(names: list[str]) -> int:
         print(f"no tier called {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
     arguments, shows_durations = arguments_for_pytest(os.environ.get("PYTEST_ARGS", ""))
+    try:
+        scarce = machine.warnings() if DEPLOYING.intersection(tiers or TIERS) else ()
+    except machine.TooFew as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return 2
+    for warning in scarce:
+        print(f"warning: {warning}", file=sys.stderr)
     rows = [run_tier(tier, marks, arguments) for tier in tiers or TIERS]
     if shows_durations:
         by_tier = {tier: durations.read(durations_of(tier)) for tier, _, _ in rows}

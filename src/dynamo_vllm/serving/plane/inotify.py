@@ -18,21 +18,28 @@ LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 
 def refuse_used_up(instances: int) -> None:
     """Refuse at once: the runtime would fail later without naming inotify, or wait forever."""
+    left = count_left(instances)
+    if left < instances:
+        raise StartError(
+            f"file discovery needs {instances} inotify instances, and this user has {left} left of "
+            f"{_limit()}; raise the limit: sysctl -w fs.inotify.max_user_instances=1024 "
+            "(or use --discovery-backend etcd)"
+        )
+
+
+def count_left(instances: int) -> int:
+    """Return how many of these this user can still open."""
     opened: list[int] = []
     try:
         while len(opened) < instances:
             opened.append(_open())
     except OSError as exc:
         if exc.errno != errno.EMFILE or not _can_open_files():
-            return  # no inotify here, or no file descriptors: the runtime says what it misses
-        raise StartError(
-            f"file discovery needs {instances} inotify instances, and this user has {len(opened)} left of "
-            f"{_limit()}; raise the limit: sysctl -w fs.inotify.max_user_instances=1024 "
-            "(or use --discovery-backend etcd)"
-        ) from None
+            return instances  # no inotify here, or no file descriptors: the runtime says what it misses
     finally:
         for descriptor in opened:
             os.close(descriptor)
+    return len(opened)
 
 
 def _open() -> int:
