@@ -1,4 +1,4 @@
-"""Client libraries of docs/search.md: what each sends, and the libraries where they are installed."""
+"""Client libraries of docs/search.md: what each sends, and those of OpenAI and Cohere themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cohere
 import httpx
 import numpy as np
 import openai
@@ -104,45 +105,14 @@ def test_openai_library_transcribes(running: Serving, shape: Any) -> None:
 # --- the libraries ----------------------------------------------------------------------------------------
 
 
-def test_langchain_embeds(running: Serving) -> None:
-    library = pytest.importorskip("langchain_openai")
-    made = library.OpenAIEmbeddings(
-        model="vectors",
-        base_url=f"{running.url}/v1",
-        api_key="none",
-        check_embedding_ctx_length=False,
-    )
-    assert len(made.embed_query("a")) == NUMBERS and len(made.embed_documents(["a", "b"])) == 2
-
-
-def test_langchain_ranks_as_with_cohere(running: Serving) -> None:
-    library = pytest.importorskip("langchain_cohere")
-    made = library.CohereRerank(model="ranker", base_url=running.url, cohere_api_key="none", top_n=1)
-    assert made.rerank(["xyz", "abc"], "abc") == [{"index": 1, "relevance_score": 1.0}]
-
-
 def test_cohere_ranks_and_embeds(running: Serving) -> None:
-    library = pytest.importorskip("cohere")
-    client = library.ClientV2(api_key="none", base_url=running.url)
+    client = cohere.ClientV2(api_key="none", base_url=running.url)
     ranked = client.rerank(model="ranker", query="abc", documents=["xyz", "abc"], top_n=1)
-    assert [one.index for one in ranked.results] == [1]
-
-
-def test_llamaindex_embeds(running: Serving) -> None:
-    library = pytest.importorskip("llama_index.embeddings.openai_like")
-    made = library.OpenAILikeEmbedding(
-        model_name="vectors", api_base=f"{running.url}/v1", api_key="none", embed_batch_size=32
+    assert [item.index for item in ranked.results] == [1]
+    embedded = client.embed(
+        texts=["a", "b"], model="vectors", input_type="search_query", embedding_types=["float"]
     )
-    assert len(made.get_text_embedding("a")) == NUMBERS
-
-
-def test_llamaindex_ranks_as_with_jina(running: Serving) -> None:
-    library = pytest.importorskip("llama_index.postprocessor.jinaai_rerank")
-    schema = pytest.importorskip("llama_index.core.schema")
-    made = library.JinaRerank(api_key="none", model="ranker", top_n=1, base_url=f"{running.url}/v1")
-    nodes = [schema.NodeWithScore(node=schema.TextNode(text=text)) for text in ("xyz", "abc")]
-    (best,) = made.postprocess_nodes(nodes, schema.QueryBundle("abc"))
-    assert best.node.text == "abc"
+    assert [len(vector) for vector in embedded.embeddings.float_ or ()] == [NUMBERS] * 2
 
 
 # --- a store in a file ------------------------------------------------------------------------------------
