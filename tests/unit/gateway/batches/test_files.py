@@ -18,7 +18,7 @@ from dynamo_vllm.gateway import kept, schema
 from dynamo_vllm.gateway.batches import files
 from dynamo_vllm.gateway.batches.files import KIND
 from dynamo_vllm.gateway.batches.routes import Batches
-from dynamo_vllm.gateway.database import Database
+from dynamo_vllm.gateway.database import Database, Transaction
 from harness.open_gate import OpenGate
 
 HEAD = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -197,23 +197,23 @@ async def test_upload_that_fails_gives_its_room_back(gateway: Gateway, fail: Any
 
 async def test_room_of_a_killed_gateway_comes_back_and_that_of_a_living_one_stays(gateway: Gateway) -> None:
     async with uploading(gateway, 40_000, 1, declared=40_300) as finish:
-        gateway.database.run_now(
+        *_, before = gateway.database.run_now(
             lambda t: (
                 t.execute("UPDATE gateway_uploads SET expires = expires - 30"),
                 t.execute("INSERT INTO gateway_uploads VALUES ('killed', 'a', 90000, 1.0)"),
+                expiry(t),  # in the same transaction: the gateway's own beats go on
             )
         )
-        before = expiry(gateway)
         await gateway.batches._files.beat()
-        assert expiry(gateway) > before + 20
+        assert gateway.database.run_now(expiry) > before + 20
         assert (await gateway.upload(50_000)).status_code == 200
         await gateway.batches._files.sweep()
         assert gateway.reserved() == 1
         assert (await finish())[0].status_code == 200
 
 
-def expiry(gateway: Gateway) -> float:
-    row = gateway.database.run_now(lambda t: t.one("SELECT MAX(expires) FROM gateway_uploads"))
+def expiry(t: Transaction) -> float:
+    row = t.one("SELECT MAX(expires) FROM gateway_uploads")
     assert row is not None
     return float(row[0])
 
