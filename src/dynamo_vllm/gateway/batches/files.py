@@ -94,11 +94,11 @@ class FileStore:
                 headers={"retry-after": "5"},
             )
         file_id = f"file-{secrets.token_hex(12)}"
+        self._reserved.add(file_id)  # before the row is there, so that no beat misses it
         try:
             room = await self._database.run(
                 lambda t: self._reserve(t, file_id, tenant, _declared_bytes(request)), exclusive=True
             )
-            self._reserved.add(file_id)
             form = await self._receive(request, file_id, room)
             return await self._database.run(
                 lambda t: self._complete(t, file_id, tenant, form.filename, form.size), exclusive=True
