@@ -140,6 +140,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m pytest` does: processes that a test starts import it
     return int(pytest.main(["-p", "durations", *arguments]))
 
 

@@ -410,7 +410,7 @@ def test_a_body_of_many_values_costs_envoy_no_more_than_its_size(gateway: Gatewa
         (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) << 10
 
-    before, body = peak(), b'{"model": "m", "x": [' + b"0," * (4 << 20) + b"0]}"
+    before, body = peak(), b'{"model": "m", "x": [' + b"0," * (3 << 20) + b"0]}"
     headers = {"x-api-key": FIXED, "content-type": "application/json"}
     assert gateway.client.post(gateway.url + CHAT, content=body, headers=headers).status_code == 200
     assert peak() - before < 10 * len(body)

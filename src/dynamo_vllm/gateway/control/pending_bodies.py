@@ -70,7 +70,8 @@ class PendingBodies:
         """Count a body that is about to come, unless it has to wait; return whether it is counted."""
         size = self._size(declared)
         self._forget_old()
-        if self._waiting.get(tenant) or not self._has_room(tenant, size):
+        is_small = size <= self._least  # one more of these makes no large one wait for long
+        if (self._waiting.get(tenant) and not is_small) or not self._has_room(tenant, size):
             return False
         self._bytes[tenant] += size
         self._bodies[request_id] = _Body(tenant, size, self._clock())

@@ -47,17 +47,19 @@ async def test_those_that_wait_get_in_in_order_when_a_body_has_come() -> None:
     for name in ("a", "b"):
         await pending.begin(name, "t", LARGEST)
     waiting = [asyncio.ensure_future(pending.begin(name, "t", LARGEST)) for name in ("c", "d")]
-    small = asyncio.ensure_future(pending.begin("e", "t", 1))  # would fit, and does not overtake
+    middle = asyncio.ensure_future(pending.begin("e", "t", 2))  # would fit, and does not overtake
     await asyncio.sleep(0)
-    assert not any(task.done() for task in (*waiting, small))
+    assert not any(task.done() for task in (*waiting, middle))
+    assert pending.begin_at_once("f", "t", 1), "a small body needs no turn"
+    pending.end("f")
     pending.end("a")
     async with asyncio.timeout(20):
         await waiting[0]
-    assert not waiting[1].done() and not small.done()
+    assert not waiting[1].done() and not middle.done()
     for name in ("b", "c"):
         pending.end(name)
     async with asyncio.timeout(20):
-        await asyncio.gather(waiting[1], small)
+        await asyncio.gather(waiting[1], middle)
     pending.end("d")
     pending.end("e")
     assert pending.bytes_of("t") == 0
