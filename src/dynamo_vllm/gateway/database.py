@@ -52,9 +52,10 @@ class Database:
         self._url = url
         self._line: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._connection = connect(url)
-        with suppress(Exception):  # two processes may create the tables at the same time
+        try:
             self._once([lambda t: [t.execute(statement) for statement in schema]], True)
-        self._once([lambda t: [t.execute(statement) for statement in schema]], True)
+        except Exception:  # two processes may create the tables at the same time
+            self._once([lambda t: [t.execute(statement) for statement in schema]], True)
         self._connection.limit_time()
         self._beat = time.monotonic()
         self._busy_since: float | None = None
