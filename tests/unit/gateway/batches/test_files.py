@@ -65,8 +65,9 @@ class Gateway:
         return 0 if row is None else int(row[0])
 
     async def until_reserved(self, count: int) -> None:
+        """Wait until the database has them and, a moment later, those who wait for it know."""
         async with asyncio.timeout(60):
-            while self.reserved() != count:
+            while not self.reserved() == len(self.batches._files._reserved) == count:
                 await asyncio.sleep(0.005)
 
 
