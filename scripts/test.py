@@ -12,6 +12,7 @@ slowest of all these tiers are printed.
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -41,27 +42,38 @@ IN_PARTS = {"unit"}
 pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
 MOST_PARTS = 8
 SECONDS = {
-    "test_disk_cache.py": 9.3,
-    "test_operations.py": 8.2,
-    "test_checker.py": 4.4,
-    "test_bench.py": 3.3,
-    "test_monitor.py": 3.1,
-    "test_tiers.py": 2.8,
-    "test_vllm_names.py": 2.7,
-    "test_supervisor.py": 2.2,
-    "test_wire.py": 2.2,
-    "test_mirror.py": 2.1,
-    "test_socket_options.py": 2.0,
-    "test_connections.py": 1.9,
-    "test_imports.py": 1.8,
-    "test_foreign_attributes.py": 1.5,
+    "test_operations.py": 9.5,
+    "test_logins.py": 8.5,
+    "test_disk_cache.py": 7.7,
+    "test_checker.py": 5.2,
+    "test_background.py": 3.7,
+    "test_tiny.py": 3.2,
+    "test_tiers.py": 3.0,
+    "test_bench.py": 3.0,
+    "test_odd_requests.py": 2.9,
+    "test_client_commands.py": 2.5,
+    "test_usage_api.py": 2.5,
+    "test_authorization.py": 2.4,
+    "test_monitor.py": 2.4,
+    "test_connections.py": 2.2,
+    "test_plan.py": 2.2,
+    "test_states.py": 2.1,
+    "test_foreign_attributes.py": 1.9,
+    "test_supervisor.py": 1.9,
+    "test_handler.py": 1.9,
+    "test_mirror.py": 1.8,
+    "test_disk_files.py": 1.7,
+    "test_imports.py": 1.5,
+    "test_socket_options.py": 1.4,
+    "test_vllm_names.py": 1.4,
 }
-"""The seconds of the slowest files of those tiers; the others are estimated by size."""
+"""The seconds of the slowest files of those tiers, from build/durations; the others are estimated by size."""
 SECONDS_PER_BYTE = 40e-6
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """The packages of this repository that have their own tests."""
 ROOT = Path(__file__).resolve().parent.parent
 SLOWEST = 40
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 2 << 30
 
 
 def main(names: list[str]) -> int:
@@ -155,7 +167,7 @@ def run_parts(
             subprocess.Popen(
                 pytest(paths, [durations.OPTION, str(path), *own]),
                 cwd=ROOT,
-                env=environment(),
+                env=environment() | temporary_folder(MEMORY),
                 stdout=output,
                 stderr=output and subprocess.STDOUT,
             )
@@ -185,6 +197,12 @@ def pytest(paths: Sequence[Path], arguments: Sequence[str]) -> list[str]:
 def environment() -> dict[str, str]:
     """Return the variables with bytecode allowed, so that not every process compiles the package."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def temporary_folder(memory: Path) -> dict[str, str]:
+    """Return pytest's variable for it: folders in memory, if there is room, wait for no disk."""
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free >= MEMORY_BYTES
+    return {"PYTEST_DEBUG_TEMPROOT": str(memory)} if has_room else {}
 
 
 if __name__ == "__main__":

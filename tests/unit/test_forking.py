@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +31,7 @@ def ask(*script: str) -> Any:
     return json.loads(done.stdout)
 
 
-TASK = "forking.Task('unit.test_forking:{}', ({}), {{'A': 'b'}}, own_session={})"
-
-
-def look(fds: Sequence[int], said: str) -> int:
-    """In a forked process: what it is like there."""
-    found = {
-        "said": said,
-        "parent": os.getppid(),
-        "env": dict(os.environ),
-        "leads_session": os.getsid(0) == os.getpid(),
-        "pid": os.getpid(),
-    }
-    os.write(fds[0], json.dumps(found).encode())
-    return 7
-
-
-def wait_for_a_signal(fds: Sequence[int]) -> int:
-    os.write(fds[0], b"x")
-    signal.pause()
-    return 0
+TASK = "forking.Task('harness.forked:{}', ({}), {{'A': 'b'}}, own_session={})"
 
 
 def test_forked_process_is_the_owners_child_with_its_own_environment_and_exit_code() -> None:

@@ -1141,9 +1141,12 @@ def test_tier_in_a_small_container_is_refused_with_the_way_out(
     assert kv_tiers.memory_bytes(str(tmp_path)) == kv_tiers.memory_bytes("/nowhere")
 
 
-def test_disk_with_less_room_is_told_unless_earlier_caches_fill_it(tmp_path: Path) -> None:
-    free_gb = shutil.disk_usage(tmp_path).free // 10**9
-    large = DiskSpace(str(tmp_path / "kv"), free_gb + 10)
+def test_disk_with_less_room_is_told_unless_earlier_caches_fill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(total=100 * 10**9, free=20 * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    large = DiskSpace(str(tmp_path / "kv"), 30)
     assert "GB are free there" in (kv_tiers.disk_warning(large) or "")
     assert kv_tiers.disk_warning(DiskSpace(large.path, 0.001)) is None
     (tmp_path / "kv").mkdir()

@@ -19,7 +19,7 @@ from dynamo_vllm.console import connections, logins, server
 from harness.console_app import Console
 from harness.waiting import until_async
 
-CLIENTS = 300
+CLIENTS = 200
 LIMIT_SECONDS = 60
 PREFIX = "/console/"
 

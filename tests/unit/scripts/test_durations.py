@@ -32,16 +32,16 @@ def test_second(user):
 """
 
 
-@pytest.mark.parametrize("processes", [0, 1], ids=["one process", "pytest-xdist"])
-def test_phases_and_fixtures_are_written(
-    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_phases_and_fixtures_of_another_process_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With one process: test_tiers.py."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a third of its start
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").touch()
     result = tmp_path / "new folder" / "tier.json"
-    at_once = ["-p", "xdist", "-n", str(processes)] if processes else []
-    command = [sys.executable, durations.__file__, durations.OPTION, str(result), str(tmp_path), *at_once]
+    xdist = ["-p", "xdist", "-n", "1"]
+    command = [sys.executable, durations.__file__, durations.OPTION, str(result), str(tmp_path), *xdist]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
     written = durations.read(result)
     assert list(written.tests) == ["test_it.py::test_first", "test_it.py::test_second"]

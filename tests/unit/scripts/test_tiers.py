@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import durations
 import machine
 import pytest
 import rerun
@@ -150,17 +153,23 @@ def test_failure_that_is_gone_when_run_alone_is_named(
 
 
 def test_failure_stays_one(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
-    (tmp_path / "test_once.py").write_text(ONCE)
-    assert run(tiers, tmp_path, ini, 1) == "FAILED"
     (tmp_path / "test_always.py").write_text("def test_it():\n    assert False\n")
     assert run(tiers, tmp_path, ini, 2) == "FAILED twice"
 
 
-def test_many_failures_are_not_run_again(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
-    (tmp_path / "test_many.py").write_text(
-        "\n".join(f"def test_{number}():\n    assert False\n" for number in range(rerun.MOST_AGAIN + 1))
-    )
-    assert run(tiers, tmp_path, ini, 2) == "FAILED"
+@pytest.mark.parametrize(("failures", "tries"), [(1, 1), (rerun.MOST_AGAIN + 1, 2)], ids=["one try", "many"])
+def test_failures_are_not_run_again(failures: int, tries: int, tmp_path: Path) -> None:
+    runs: list[Sequence[str]] = []
+
+    def fail(arguments: Sequence[str]) -> int:
+        runs.append(arguments)
+        names = {f"test_many.py::test_{number}": True for number in range(failures)}
+        rerun.file_of_failures(tmp_path).parent.mkdir(parents=True)
+        rerun.file_of_failures(tmp_path).write_text(json.dumps(names))
+        return rerun.FAILED
+
+    assert rerun.run(fail, (), [], tmp_path, tries) == "FAILED"
+    assert len(runs) == 1
 
 
 def test_failure_in_any_part_is_seen(
@@ -172,13 +181,31 @@ def test_failure_in_any_part_is_seen(
 ) -> None:
     passing, failing = tmp_path / "test_passing.py", tmp_path / "test_failing.py"
     passing.write_text("def test_it():\n    pass\n")
-    failing.write_text("def test_it():\n    assert False\n")
-    monkeypatch.setattr(tiers, "ROOT", tmp_path)
-    assert tiers.run_parts([[passing], [failing]], ini, 1, tmp_path / "durations.json") == "FAILED"
-    said = capfd.readouterr().out
-    assert "1 passed" in said and "1 failed" in said
     failing.write_text(ONCE)
-    assert (
-        tiers.run_parts([[passing], [failing]], ini, 2, tmp_path / "durations.json")
-        == f"{rerun.ALONE}test_failing.py::test_it"
-    )
+    durations_to = tmp_path / "durations.json"
+    monkeypatch.setattr(tiers, "ROOT", tmp_path)
+    result = tiers.run_parts([[passing], [failing]], ini, 2, durations_to)
+    assert result == f"{rerun.ALONE}test_failing.py::test_it"
+    output = capfd.readouterr().out
+    assert output.count("1 passed") == 2 and output.count("1 failed") == 1
+    assert {*durations.read(durations_to).tests} == {"test_passing.py::test_it", "test_failing.py::test_it"}
+
+
+def test_failed_part_without_a_second_try_fails_the_tier(
+    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exits_with(paths: Sequence[Path], _: object) -> list[str]:
+        return [sys.executable, "-IS", "-c", f"raise SystemExit({paths[0].name})"]
+
+    monkeypatch.setattr(tiers, "pytest", exits_with)
+    assert tiers.run_parts([[Path("0")], [Path("1")]], [], 1, tmp_path / "durations.json") == "FAILED"
+    assert tiers.run_parts([[Path("0")], [Path("0")]], [], 1, tmp_path / "durations.json") == "passed"
+
+
+def test_temporary_folders_are_in_memory_where_there_is_room(
+    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "MEMORY_BYTES", 1)
+    assert tiers.temporary_folder(tmp_path) == {"PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
+    monkeypatch.setattr(tiers, "MEMORY_BYTES", 1 << 60)
+    assert tiers.temporary_folder(tmp_path) == tiers.temporary_folder(tmp_path / "none") == {}
