@@ -49,6 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_unconfigure() -> None:
     """Close the ports that this process has reserved for its life: Python would warn of each of them."""
-    if ports := sys.modules.get("dynamo_vllm.ports"):
-        while ports._kept:
-            ports._kept.pop().close()
+    for module, name in (("dynamo_vllm.ports", "_kept"), ("harness.processes", "_reserved")):
+        reserved = getattr(sys.modules.get(module), name, [])
+        while reserved:
+            reserved.pop().close()
