@@ -76,7 +76,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(running: Gateway)
         assert booked == used > 0
         assert taken_seats(database) == {}
     assert running.control.pid == control
-    assert together(running, secret, SEATS + 20) == {200: SEATS}
+    assert together(running, secret, SEATS + 4) == {200: SEATS}
     running.run("keys", "revoke", key_id)
     with running.client(key=secret) as client:
         until("the key to be refused", lambda: client.get("/v1/models").status_code == 401, 30)
