@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_vllm.supervise.discovery import forget
+from harness.forks import RUN_COMMAND
 from harness.plane import Plane, plane
 from harness.stack import Stack, Worker, stack
-from harness.warm import RUN_COMMAND, Zygote
+from harness.warm import Zygote
 
 NIXL = ("--connector", "nixl", "--disaggregation-mode")
 ROUNDS = int(os.environ.get("DYNAMO_VLLM_ROUNDS", "1"))

@@ -22,9 +22,10 @@ from tiny_models.audio_input import RATE, SECONDS, make_tiny_audio_input_model
 
 from cpu.vision import LONG_TEXT, TEXT, Parts, ask, body, image, picture
 from harness.bad_server import bad_server
+from harness.forks import Forked
 from harness.media import data_url
 from harness.stack import Stack, environment, stack
-from harness.warm import FORKED, Forked, Zygote
+from harness.warm import FORKED, Zygote
 
 pytestmark = pytest.mark.more
 

@@ -22,11 +22,12 @@ from tiny_models.speech import CONTEXT, LANGUAGES, RATE, SECONDS, make_tiny_spee
 
 from cpu.test_audio import samples as melody
 from dynamo_vllm.engine import sound
+from harness.forks import Forked
 from harness.media import picture
 from harness.plane import Plane, plane
 from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
-from harness.warm import FORKED, WARMED, Forked, Zygote
+from harness.warm import FORKED, WARMED, Zygote
 
 pytestmark = pytest.mark.more
 

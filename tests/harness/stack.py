@@ -15,9 +15,9 @@ import psutil
 
 from dynamo_vllm.engine.machine import device
 from dynamo_vllm.supervise.probe import went_over_two
-from harness import metrics, processes
+from harness import forks, metrics
 from harness.hosts import Host
-from harness.processes import COMMAND, free_port, kill_tree
+from harness.processes import free_port, kill_tree
 from harness.waiting import until
 
 if TYPE_CHECKING:
@@ -163,12 +163,8 @@ class Stack:
         env: Mapping[str, str] | None = None,
         host: Host | None = None,
     ) -> Process:
-        process = processes.start(
-            name,
-            [*(host.prefix if host else ()), *COMMAND, *args],
-            self.folder / f"{name}.log",
-            self.environment(host, **(env or {})),
-        )
+        log, env = self.folder / f"{name}.log", self.environment(host, **(env or {}))
+        process = forks.start(args[0], args[1:], env, log, host)
         self.processes.append(process)
         return process
 

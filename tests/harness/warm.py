@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,10 +16,11 @@ from typing import Any
 from dynamo_vllm import forking
 from dynamo_vllm.engine.process import preload
 from dynamo_vllm.engine.process.environment import plugins
+from harness import forks
+from harness.forks import RUN_COMMAND, Forked
 from harness.hosts import Host
 from harness.processes import free_port
 from harness.stack import TESTS, Stack, Worker, environment
-from harness.waiting import until
 
 # Where vLLM-Omni is installed it would enter the engines of vLLM that tests compare ours with.
 _PLUGINS = plugins(with_omni=False)
@@ -42,7 +42,6 @@ ARCHITECTURES = (
     "BertModel",
     "BertForSequenceClassification",
 )
-RUN_COMMAND = "dynamo_vllm.cli.main:run_command"
 NOT_WARMED = {"DYN_VLLM_WARM_UP": "false"}
 """The warm-up is a second of every start, and has tests of its own."""
 WARMED = {"DYN_VLLM_WARM_UP": "true"}
@@ -62,26 +61,6 @@ ENGINE_FLAGS = (
 
 
 @dataclass
-class Forked:
-    """A child that the zygote forked for us."""
-
-    pid: int
-    code: int | None = None
-
-    def poll(self) -> int | None:
-        if self.code is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            if done:
-                self.code = os.waitstatus_to_exitcode(status)
-        return self.code
-
-    def wait(self, timeout: float) -> int:
-        until(f"the end of {self.pid}", lambda: self.poll() is not None, timeout)
-        assert self.code is not None
-        return self.code
-
-
-@dataclass
 class Zygote:
     """A process that has imported vLLM: an engine then starts in seconds."""
 
@@ -90,15 +69,7 @@ class Zygote:
     def fork(
         self, call: str, args: Sequence[Any], env: Mapping[str, str], log: Path, host: Host | None = None
     ) -> Forked:
-        with log.open("wb") as output:
-            task = forking.Task(
-                call="harness.zygote:run",
-                args=(call, tuple(args), host.namespace if host else None),
-                env=dict(env),
-                end_signal=signal.SIGKILL,
-                own_session=True,
-            )
-            return Forked(self.inner.fork(task, [output.fileno()]))
+        return forks.fork(self.inner, call, args, env, log, host)
 
     def start_worker(
         self,
