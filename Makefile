@@ -20,6 +20,7 @@ help:
 	@echo "make serve MODEL=… ARGS='…'    serve a model on this machine; without MODEL the demo (ARGS='--demo lora')"
 	@echo "make test                      all tiers: $(TIERS)"
 	@echo "make test-more                 what make test leaves to CI, to stay short"
+	@echo "                               both without suites whose inputs have not changed; DYNAMO_VLLM_TEST_ALL=1 runs these, too"
 	@echo "make test-long                 what CI leaves out, too: more of the same"
 	@echo "make test-unit ARGS='-k lora'  one tier, with arguments for pytest"
 	@echo "make test-versions ARGS=0.31.0 contract tests and a few others with every vLLM that has a lock, or with these"

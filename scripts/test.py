@@ -2,8 +2,9 @@
 
 Without names it runs all tiers but their tests marked `more`, and with `more` as the only name just these.
 Further arguments for pytest come from PYTEST_ARGS. Tests marked `long` run only when these ask for them.
-Without such arguments, what fails runs once more, alone: a machine that loses seconds to others may stop
-any process at any moment. The last lines name what passed only then: each is a test, or a product, to mend.
+Without such arguments, the only test of a tier that fails runs once more, alone; the last lines name what
+passed only then (scripts/rerun.py). Without names of tiers, too, suites whose inputs have not changed since
+they passed do not run (scripts/unchanged.py).
 
 The seconds of each test and fixture go into build/durations/TIER.json; with `--durations` in PYTEST_ARGS the
 slowest of all these tiers are printed.
@@ -24,6 +25,7 @@ from tempfile import TemporaryFile
 import durations
 import machine
 import rerun
+import unchanged
 
 MORE = "more"
 """The mark of tests that CI runs after the others, so that all tiers take less than half an hour."""
@@ -83,6 +85,9 @@ def main(names: list[str]) -> int:
         print(f"no tier called {', '.join(unknown)}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
     arguments, shows_durations = arguments_for_pytest(os.environ.get("PYTEST_ARGS", ""))
+    if not names and not arguments and (refused := rerun.to_mend()):
+        print(*(f"error: tests/retried.toml: {line}" for line in refused), sep="\n", file=sys.stderr)
+        return 2
     try:
         scarce = machine.warnings() if DEPLOYING.intersection(tiers or TIERS) else ()
     except machine.TooFew as exc:
@@ -90,11 +95,23 @@ def main(names: list[str]) -> int:
         return 2
     for warning in scarce:
         print(f"warning: {warning}", file=sys.stderr)
-    rows = [run_tier(tier, marks, arguments) for tier in tiers or TIERS]
+    suites = unchanged.Choice()
+    if not arguments:
+        runs = ("test", "more") if tiers else (names or ["test"])
+        suites = unchanged.choose(runs, unchanged.this_machine(), is_complete=bool(tiers))
+    rows = [run_tier(tier, marks, arguments, suites.left_out(tier)) for tier in tiers or TIERS]
+    passed = {tier for tier, _, result in rows if result == "passed"}
+    for suite in suites.changed:
+        if suites.tiers(suite) <= passed:
+            suites.passed(suite)
     if shows_durations:
         by_tier = {tier: durations.read(durations_of(tier)) for tier, _, _ in rows}
         print("\n" + durations.table(by_tier, SLOWEST))
     print("\n" + "\n".join(f"{tier:<10}{seconds:7.1f} s  {result}" for tier, seconds, result in rows))
+    for suite, since in suites.unchanged.items():
+        print(f"{suite}: {since}")
+    if any(result.startswith(rerun.ALONE) for _, _, result in rows):
+        print("write into tests/retried.toml why it passed only when run alone, and commit that")
     return int(any(result.startswith("FAILED") for _, _, result in rows))
 
 
@@ -111,7 +128,9 @@ def durations_of(tier: str) -> Path:
     return ROOT / "build" / "durations" / f"{tier}.json"
 
 
-def run_tier(tier: str, marks: str | None, asked: Sequence[str]) -> tuple[str, float, str]:
+def run_tier(
+    tier: str, marks: str | None, asked: Sequence[str], left_out: Sequence[Path]
+) -> tuple[str, float, str]:
     durations_of(tier).unlink(missing_ok=True)
     folder = ROOT / "tests" / tier
     if not folder.is_dir():
@@ -120,6 +139,7 @@ def run_tier(tier: str, marks: str | None, asked: Sequence[str]) -> tuple[str, f
     began = time.monotonic()
     chosen = () if "-m" in asked else ("-m", f"not long and {marks}" if marks else "not long")
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
+    chosen = (*(f"--ignore={path}" for path in left_out), *chosen)
     tries = 1 if asked else 2
     if tier in IN_PARTS:
         count = min(2 * (os.cpu_count() or 1), MOST_PARTS)
@@ -181,13 +201,12 @@ def run_parts(
                 print(output.read().decode(errors="replace"), end="", flush=True)
     durations.merge(durations_of_parts, durations_to)
     if tries == 1:
-        return rerun.all_of([rerun.result_of(code) for code in codes])
-    return rerun.all_of(
-        [
-            rerun.after(code, functools.partial(run_pytest, paths), own, cache)
-            for code, paths, own, cache in zip(codes, parts, each, caches, strict=True)
-        ]
-    )
+        return rerun.result_of(codes)
+    again = [
+        functools.partial(run_pytest, paths, ["--last-failed", *own])
+        for paths, own in zip(parts, each, strict=True)
+    ]
+    return rerun.after(codes, caches, again)
 
 
 def pytest(paths: Sequence[Path], arguments: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@
     python scripts/versions.py 0.31.0                     this one
     python scripts/versions.py --others                   all but the default, which `make test` tests
     python scripts/versions.py --suite contract           without those that load a model
+    python scripts/versions.py --changed                  without those that scripts/unchanged.py leaves out
 
 Each version has an environment of its own in `.versions/`, which scripts/setup.py makes once; the one that
 vLLM-Omni is for has it too. Further arguments for pytest come from PYTEST_ARGS.
@@ -20,12 +21,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import rerun
+import setup
 import setup_packages
+import unchanged
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = ROOT / ".versions"
 SUITES = {
     "contract": ("tests/contract",),
+    "names": ("tests/contract/test_docs_names.py",),
     "short": tuple(
         f"tests/cpu/test_{name}.py"
         for name in ("parity", "direct", "cancel", "disaggregation", "lora", "multimodal")
@@ -37,8 +41,12 @@ SUITES = {
         "packages/omni-cpu/tests",
     ),
 }
-WITHOUT = {"contract": ("--deselect", "tests/contract/test_omni.py")}
-"""What another suite of the same version runs."""
+WITHOUT = {
+    "contract": tuple(
+        f"--ignore=tests/contract/{path}" for path in ("demo", "test_docs_names.py", "test_omni.py")
+    )
+}
+"""What another suite of the same version runs, and scripts that run with the default vLLM only."""
 OMNI_EXPECTED = {"DYNAMO_VLLM_TEST_OMNI": "1"}
 """With it a test that needs vLLM-Omni and does not find it fails; without, it is skipped."""
 UNWANTED = ("DYNAMO_VLLM_EXTRAS", "DYNAMO_VLLM_TEST_OMNI", "PYTHONDONTWRITEBYTECODE")
@@ -58,6 +66,9 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
         choices=SUITES,
         help="only this one; may be repeated; omni is for those that vLLM-Omni is for",
     )
+    parser.add_argument(
+        "--changed", action="store_true", help="only suites whose inputs have changed since they passed"
+    )
     options = parser.parse_args(arguments)
     if unknown := [version for version in options.versions if version not in known]:
         parser.error(f"no lock for vLLM {', '.join(unknown)}; there are {', '.join(known)}")
@@ -68,7 +79,11 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
         chosen = [version for version in chosen if has_omni(version)]
     if not chosen:
         parser.error(f"nothing is left to run; vLLM-Omni is for vLLM {setup_packages.OMNI_NEEDS}x")
-    rows = [(version, *row) for version in chosen for row in tried(version, suites, run or call)]
+    rows = [
+        (version, *row)
+        for version in chosen
+        for row in tried(version, suites, run or call, passes_of(version, not options.changed))
+    ]
     print(
         "\n"
         + "\n".join(
@@ -78,7 +93,17 @@ def main(arguments: list[str], run: "Run | None" = None) -> int:
     return int(any(outcome.startswith("FAILED") for *_, outcome in rows))
 
 
-def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, str]]:
+def passes_of(version: str, is_complete: bool) -> unchanged.Choice:
+    """Return which suites need not run with this version; nothing is known of a choice of tests."""
+    if os.environ.get("PYTEST_ARGS"):
+        return unchanged.Choice()
+    machine = unchanged.machine(setup.choose_device(), version, has_omni(version))
+    return unchanged.choose(["versions"], machine, is_complete)
+
+
+def tried(
+    version: str, suites: list[str], run: Run, passes: unchanged.Choice
+) -> list[tuple[str, float, str]]:
     """Return suite, seconds and outcome of each; without an environment no tests run."""
     environment = environment_of(version)
     asked = shlex.split(environment.pop("PYTEST_ARGS", ""))
@@ -97,20 +122,26 @@ def tried(version: str, suites: list[str], run: Run) -> list[tuple[str, float, s
         cache = ROOT / ".pytest_cache" / f"{version}-{suite}"
         return rerun.run(pytest, (), ["-m", "not long", *asked], cache, tries)
 
-    chosen = [suite for suite in suites if suite != "omni" or has_omni(version)]
+    fitting = [suite for suite in suites if suite != "omni" or has_omni(version)]
+    left_out = [(suite, 0.0, passes.unchanged[suite]) for suite in fitting if suite in passes.unchanged]
+    chosen = [suite for suite in fitting if suite not in passes.unchanged]
+    if not chosen:
+        return left_out
     steps: dict[str, Callable[[], str]] = {
         "set-up": set_up,
         **{suite: functools.partial(test, suite) for suite in chosen},
     }
-    rows = []
+    rows: list[tuple[str, float, str]] = []
     for name, step in steps.items():
         print(f"\n== vLLM {version}: {name} ==", flush=True)
         began = time.monotonic()
         outcome = step()
         rows.append((name, time.monotonic() - began, outcome))
+        if outcome == "passed" and name in passes.changed:
+            passes.passed(name)
         if name == "set-up" and outcome == "FAILED":
             break
-    return rows
+    return [*rows, *left_out]
 
 
 def has_omni(version: str) -> bool:

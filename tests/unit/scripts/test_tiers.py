@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,19 @@ import durations
 import machine
 import pytest
 import rerun
+import unchanged
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty list of tests that passed when run alone; and no suite is known."""
+    path = tmp_path / "retried.toml"
+    path.touch()
+    monkeypatch.setattr(rerun, "RETRIED", path)
+    monkeypatch.setattr(unchanged, "choose", lambda *_, **__: unchanged.Choice())
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -142,22 +154,27 @@ def run(tiers: ModuleType, folder: Path, arguments: list[str], tries: int) -> st
     return rerun.run(pytest, (), arguments, folder / "cache", tries)
 
 
-def test_failure_that_is_gone_when_run_alone_is_named(
-    tiers: ModuleType, ini: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_failure_that_is_gone_when_run_alone_is_named_and_counts_the_next_time(
+    tiers: ModuleType, ini: list[str], tmp_path: Path, retried: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "test_once.py").write_text(ONCE)
     (tmp_path / "test_other.py").write_text("def test_other():\n    pass\n")
     result = run(tiers, tmp_path, ini, 2)
     assert result == "passed; only when run alone: test_once.py::test_it"
     assert "1 failed, 1 passed" in capfd.readouterr().out
+    (entry,) = rerun.retried()
+    assert entry["test"] == "test_once.py::test_it" and entry["architecture"] == platform.machine()
+    (tmp_path / "mark").unlink()
+    assert run(tiers, tmp_path, ini, 2).startswith("FAILED, and tests/retried.toml has it already: test_once")
 
 
 def test_failure_stays_one(tiers: ModuleType, ini: list[str], tmp_path: Path) -> None:
     (tmp_path / "test_always.py").write_text("def test_it():\n    assert False\n")
     assert run(tiers, tmp_path, ini, 2) == "FAILED twice"
+    assert rerun.retried() == []
 
 
-@pytest.mark.parametrize(("failures", "tries"), [(1, 1), (rerun.MOST_AGAIN + 1, 2)], ids=["one try", "many"])
+@pytest.mark.parametrize(("failures", "tries"), [(1, 1), (2, 2)], ids=["one try", "two failures"])
 def test_failures_are_not_run_again(failures: int, tries: int, tmp_path: Path) -> None:
     runs: list[Sequence[str]] = []
 
@@ -170,6 +187,19 @@ def test_failures_are_not_run_again(failures: int, tries: int, tmp_path: Path) -
 
     assert rerun.run(fail, (), [], tmp_path, tries) == "FAILED"
     assert len(runs) == 1
+
+
+def test_run_does_not_start_while_a_retried_test_has_no_reason_or_two_entries(
+    tiers: ModuleType, monkeypatch: pytest.MonkeyPatch, retried: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PYTEST_ARGS", raising=False)
+    rerun.write('test_a.py::test_it[a"b]')
+    assert tiers.main([]) == 2
+    assert 'error: tests/retried.toml: test_a.py::test_it[a"b] has no reason' in capsys.readouterr().err
+    retried.write_text(retried.read_text().replace('reason = ""', 'reason = "a busy machine"'))
+    assert rerun.to_mend() == []
+    retried.write_text(retried.read_text() * 2)
+    assert rerun.to_mend() == ['test_a.py::test_it[a"b] is there twice: mend it']
 
 
 def test_failure_in_any_part_is_seen(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import setup_packages
+import unchanged
 import versions
 import yaml
 
@@ -28,14 +29,22 @@ class Runs:
         return int(any(self.fails in word for word in (*command, environment["DYNAMO_VLLM_VLLM"])))
 
 
+@pytest.fixture(autouse=True)
+def passes(monkeypatch: pytest.MonkeyPatch) -> unchanged.Choice:
+    """What is known of earlier runs: nothing."""
+    choice = unchanged.Choice()
+    monkeypatch.setattr(unchanged, "choose", lambda *_: choice)
+    return choice
+
+
 def test_every_version_has_an_environment_and_its_suites() -> None:
     runs = Runs()
     assert versions.main([], runs) == 0
-    counts = {version: 4 if versions.has_omni(version) else 3 for version in setup_packages.versions()}
+    counts = {version: 5 if versions.has_omni(version) else 4 for version in setup_packages.versions()}
     assert [version for version, *_ in runs.seen] == [
         version for version, count in counts.items() for _ in range(count)
     ]
-    (_, made, environment), (_, contract, _), (_, short, _) = runs.seen[-3:]
+    (_, made, environment), (_, contract, _), _, (_, short, _) = runs.seen[-4:]
     assert made[1:] == [str(versions.ROOT / "scripts" / "setup.py"), "dev"]
     folder = Path(environment["DYNAMO_VLLM_VENV"])
     assert environment["PATH"].startswith(f"{folder}/bin:") and folder.name == "0.32.0"
@@ -95,6 +104,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[
     assert [(row[1], row[-1]) for row in table] == [
         ("set-up", "passed"),
         ("contract", "FAILED"),
+        ("names", "FAILED"),
         ("short", "passed"),
     ]
 
@@ -102,7 +112,36 @@ def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[
 def test_without_an_environment_nothing_is_tested() -> None:
     runs = Runs(fails="0.31.0")
     assert versions.main(["0.31.0", "0.32.0"], runs) == 1
-    assert [version for version, *_ in runs.seen] == ["0.31.0", "0.32.0", "0.32.0", "0.32.0"]
+    assert [version for version, *_ in runs.seen] == ["0.31.0", *["0.32.0"] * 4]
+
+
+def test_what_need_not_run_needs_no_environment(
+    passes: unchanged.Choice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs()
+    passes.unchanged |= {"contract": "unchanged since abc (2026-11-20), not run"}
+    assert versions.main(["0.31.0", "--suite", "contract", "--changed"], runs) == 0
+    assert runs.seen == [] and "contract      0.0 s  unchanged since abc" in capsys.readouterr().out
+    assert versions.main(["0.31.0", "--suite", "contract", "--suite", "names", "--changed"], runs) == 0
+    (_, set_up, _), (_, names, _) = runs.seen
+    assert set_up[-1] == "dev" and "tests/contract/test_docs_names.py" in names
+
+
+def test_suites_have_the_tests_whose_inputs_are_compared() -> None:
+    files = unchanged.working_files(versions.ROOT)
+    assert files is not None or pytest.skip("not a git repository")
+    for name, suite in unchanged.suites(files).items():
+        if "versions" in suite.runs:
+            left_out = [word.removeprefix("--ignore=") for word in versions.WITHOUT.get(name, ())]
+            folders = [path.partition("::")[0] for path in versions.SUITES[name]]
+            collected = [
+                path
+                for path in files.paths
+                if Path(path).match("test_*.py")
+                and any(Path(path).is_relative_to(folder) for folder in folders)
+                and not any(Path(path).is_relative_to(folder) for folder in left_out)
+            ]
+            assert suite.test_files(files.paths) == sorted(collected)
 
 
 def test_unknown_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
