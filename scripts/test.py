@@ -101,8 +101,9 @@ def main(names: list[str]) -> int:
         suites = unchanged.choose(runs, unchanged.this_machine(), is_complete=bool(tiers))
     rows = [run_tier(tier, marks, arguments, suites.left_out(tier)) for tier in tiers or TIERS]
     passed = {tier for tier, _, result in rows if result == "passed"}
+    ran = files_that_ran(tiers or TIERS)
     for suite in suites.changed:
-        if suites.tiers(suite) <= passed:
+        if suites.tiers(suite) <= passed and {*suites.tests[suite]} <= ran:
             suites.passed(suite)
     if shows_durations:
         by_tier = {tier: durations.read(durations_of(tier)) for tier, _, _ in rows}
@@ -122,6 +123,12 @@ def arguments_for_pytest(text: str) -> tuple[list[str], bool]:
         if argument == "--durations" and not "".join(arguments[index + 1 : index + 2]).isdecimal():
             return [*arguments[:index], *arguments[index + 1 :]], True
     return arguments, False
+
+
+def files_that_ran(tiers: Sequence[str]) -> set[str]:
+    """Return the test files of which not every test was skipped."""
+    tests = (durations.read(durations_of(tier)).tests for tier in tiers)
+    return {node.partition("::")[0] for one in tests for node, phases in one.items() if "call" in phases}
 
 
 def durations_of(tier: str) -> Path:

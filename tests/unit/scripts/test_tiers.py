@@ -221,6 +221,16 @@ def test_failure_in_any_part_is_seen(
     assert {*durations.read(durations_to).tests} == {"test_passing.py::test_it", "test_failing.py::test_it"}
 
 
+def test_file_whose_tests_were_all_skipped_did_not_run(
+    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "ROOT", tmp_path)
+    skipped, called = {"setup": 0.1, "teardown": 0.1}, {"setup": 0.1, "call": 0.1, "teardown": 0.1}
+    seconds = {"a.py::test": skipped, "b.py::test_1": skipped, "b.py::test_2": called}
+    durations.write(durations.Durations(seconds), tiers.durations_of("console"))
+    assert tiers.files_that_ran(["console"]) == {"b.py"}
+
+
 def test_failed_part_without_a_second_try_fails_the_tier(
     tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
