@@ -12,6 +12,7 @@ from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.errors import EngineDead
 from dynamo_vllm.job import EngineFacts, Job, Output
 from dynamo_vllm.roles.aggregated import Aggregated
+from dynamo_vllm.roles.base import Role
 from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.service import Service
 
@@ -83,6 +84,21 @@ class FakeWorker:
         async for _ in self.service.generate(request, context or FakeContext(), sender):
             raise AssertionError("push egress yields nothing")
         return sender
+
+    async def begin(
+        self, prompt: list[int] | None = None, max_tokens: int = 4000, context: FakeContext | None = None
+    ) -> tuple[asyncio.Task[FakeSender], FakeSender]:
+        """A request that has its first token."""
+        sender = FakeSender()
+        running = asyncio.create_task(self.generate(request(prompt, max_tokens), context, sender))
+        await sender.first.wait()
+        return running, sender
+
+    def serve(self, role: Role[Any] | None = None, **parts: Any) -> None:
+        """Take another role, or other parts of the request path."""
+        self.service = Service(
+            role or self.service._role, self.engine, self.in_flight, self.deaths.append, **parts
+        )
 
 
 async def make_worker(**spec: Any) -> FakeWorker:

@@ -28,26 +28,17 @@ def test_item_larger_than_the_cache_throws_nobody_out() -> None:
     cache.put(item("a", 40))
     cache.put(item("b", 101))
     assert cache.get("a") is not None and cache.get("b") is None
+    nothing = MediaCache(0)
+    nothing.put(item("a", 1))
+    assert len(nothing) == 0
 
 
-def test_same_key_counts_once() -> None:
+def test_same_key_counts_once_and_hits_and_misses_are_counted() -> None:
     cache = MediaCache(100)
-    cache.put(item("a", 40))
-    cache.put(item("a", 40))
-    assert (len(cache), cache.bytes) == (1, 40)
-
-
-def test_cache_of_nothing_keeps_nothing() -> None:
-    cache = MediaCache(0)
-    cache.put(item("a", 1))
-    assert len(cache) == 0
-
-
-def test_hits_and_misses_are_counted() -> None:
-    cache = MediaCache(10)
     cache.get("a")
-    cache.put(item("a", 1))
+    for _ in range(2):
+        cache.put(item("a", 40))
     cache.get("a")
-    assert (cache.hits, cache.misses) == (1, 1)
+    assert (len(cache), cache.bytes, cache.hits, cache.misses) == (1, 40, 1, 1)
     cache.clear()
     assert (len(cache), cache.bytes) == (0, 0)

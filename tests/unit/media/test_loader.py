@@ -41,14 +41,17 @@ async def test_key_is_of_the_content_and_of_nothing_else(loader: Loader, tmp_pat
     await here.aclose()
 
 
-async def test_counts_are_checked_per_kind_and_first(loader: Loader) -> None:
+async def test_counts_per_kind_and_lengths_of_urls_are_checked_first(loader: Loader) -> None:
     good = MediaRef("image", media.data_url(PNG))
+    assert await loader.load_all([]) == []
     assert len(await loader.load_all([good, good])) == 2
     with pytest.raises(MediaRefused, match="3 image parts; this worker takes at most 2") as caught:
         await loader.load_all([good, MediaRef("image", "nonsense"), good])
     assert caught.value.status == 413
     with pytest.raises(MediaRefused, match="1 video parts; this worker takes at most 0"):
         await loader.load(MediaRef("video", media.data_url(PNG)))
+    with pytest.raises(MediaRefused, match="more than 8192 characters"):
+        await loader.load(MediaRef("image", "http://example.com/" + "a" * 9000))
 
 
 async def test_fault_of_ours_comes_as_itself(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,21 +63,12 @@ async def test_fault_of_ours_comes_as_itself(loader: Loader, monkeypatch: pytest
         await loader.load_all([MediaRef("image", media.data_url(PNG))] * 2)
 
 
-async def test_nothing_to_load_is_nothing(loader: Loader) -> None:
-    assert await loader.load_all([]) == []
-
-
 async def test_cache_stays_within_its_bytes(loader: Loader) -> None:
     """Of 1300 bytes; a picture takes 384 to 608."""
     for width in range(12, 20):
         await loader.load(MediaRef("image", media.data_url(media.picture(size=(width, 8)))))
     assert loader.cache.bytes <= 1300
     assert len(loader.cache) == 2
-
-
-async def test_long_url_is_refused(loader: Loader) -> None:
-    with pytest.raises(MediaRefused, match="more than 8192 characters"):
-        await loader.load(MediaRef("image", "http://example.com/" + "a" * 9000))
 
 
 async def test_cancelling_everybody_who_waits_spoils_nothing_for_the_next(loader: Loader) -> None:
@@ -159,21 +153,18 @@ async def test_slow_sounds_leave_threads_for_pictures(monkeypatch: pytest.Monkey
 
 
 async def test_options_become_limits(tmp_path: Path) -> None:
-    options = WorkerOptions(
-        media_max_mb=1,
-        media_max_images=1,
-        media_folder=str(tmp_path),
-        media_networks=("10.0.0.0/8",),
-        media_hosts=("a.example",),
+    reach: dict[str, Any] = {"media_networks": ("10.0.0.0/8",), "media_hosts": ("a.example",)}
+    made = from_options(
+        WorkerOptions(media_max_mb=1, media_max_images=1, media_folder=str(tmp_path), **reach)
     )
-    made = from_options(options)
     (tmp_path / "big").write_bytes(bytes(MEGABYTE + 1))
-    with pytest.raises(MediaRefused, match="larger than 1 MB"):
-        await made.load(MediaRef("image", f"file://{tmp_path}/big"))
-    with pytest.raises(MediaRefused, match="takes at most 1"):
-        await made.load_all([MediaRef("image", "x")] * 2)
-    with pytest.raises(MediaRefused, match="not among those"):
-        await made.load(MediaRef("image", "http://b.example/"))
+    for urls, match in (
+        ([f"file://{tmp_path}/big"], "larger than 1 MB"),
+        (["x", "x"], "takes at most 1"),
+        (["http://b.example/"], "not among those"),
+    ):
+        with pytest.raises(MediaRefused, match=match):
+            await made.load_all([MediaRef("image", url) for url in urls])
     await made.aclose()
 
 
@@ -182,11 +173,7 @@ def test_defaults_of_flags_and_limits_agree() -> None:
     assert options.media_max_mb * MEGABYTE == limits.max_bytes
     assert options.media_max_megapixels * 1e6 == limits.max_pixels
     assert options.media_max_video_megapixels * 1e6 == limits.max_video_pixels
-    assert options.media_max_frames == limits.max_frames
-    assert options.media_max_seconds == limits.max_seconds
-    assert options.media_timeout_seconds == limits.timeout_seconds
-    assert options.media_queue_seconds == limits.queue_seconds
-    assert options.media_redirects == limits.redirects
-    assert (options.media_max_images, options.media_max_videos, options.media_max_audios) == tuple(
-        limits.per_request[kind] for kind in ("image", "video", "audio")
-    )
+    for name in ("max_frames", "max_seconds", "timeout_seconds", "queue_seconds", "redirects"):
+        assert getattr(options, f"media_{name}") == getattr(limits, name), name
+    for kind in ("image", "video", "audio"):
+        assert getattr(options, f"media_max_{kind}s") == limits.per_request[kind], kind

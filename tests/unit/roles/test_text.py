@@ -10,7 +10,7 @@ from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.engine.fake.parts import FakeRenderer
 from dynamo_vllm.engine.fake.spec import FakeSpec, facts_of
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.job import AnswerPart, Guide, Output
+from dynamo_vllm.job import AnswerPart, Guide, Job, Output
 from dynamo_vllm.roles.text import AggregatedText
 from harness.fakes import outputs
 
@@ -18,6 +18,11 @@ from harness.fakes import outputs
 async def role(renderer: FakeRenderer | None = None) -> tuple[AggregatedText, FakeEngine]:
     engine = FakeEngine(FakeSpec(), lambda figures: None)
     return AggregatedText(engine.facts, renderer or FakeRenderer(1000), "m"), engine
+
+
+async def job_for(body: dict[str, Any], renderer: FakeRenderer | None = None) -> Job:
+    made, _ = await role(renderer)
+    return await made.prepare(made.parse(body), "j")
 
 
 async def answer(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -28,8 +33,11 @@ async def answer(body: dict[str, Any]) -> list[dict[str, Any]]:
     return list(map(encoder.encode, await outputs(engine, job)))
 
 
+HI = [{"role": "user", "content": "hi"}]
+
+
 async def test_chat_chunks() -> None:
-    chunks = await answer({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+    chunks = await answer({"messages": HI, "max_tokens": 2})
     assert [c["object"] for c in chunks] == ["chat.completion.chunk"] * 2
     assert [c["choices"][0]["delta"].get("role") for c in chunks] == ["assistant", None]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
@@ -58,47 +66,42 @@ async def test_completion_chunks_with_logprobs() -> None:
         ({"prompt": "a", "nvext": {"cache_salt": 7}}, "nvext.cache_salt"),
         ({"prompt": "a", "nvext": {"agent_hints": {"priority": "x"}}}, "nvext.agent_hints.priority"),
         ({"prompt": "a", "nvext": {"max_thinking_tokens": -1}}, "max_thinking_tokens"),
-        ({"messages": [{}], "chat_template_kwargs": {"chat_template": "x"}}, "worker's template"),
-        ({"messages": [{}], "chat_template_args": {"chat_template": "x"}}, "worker's template"),
-        (
-            {"messages": [{}], "chat_template_kwargs": {"padding": "max_length"}},
-            "padding is an argument of the tokenizer",
-        ),
-        (
-            {"messages": [{}], "chat_template_args": {"tokenizer_kwargs": {}}},
-            "tokenizer_kwargs is an argument of the tokenizer",
+        *(
+            ({"messages": [{}], arguments: {name: "x"}}, refusal)
+            for arguments in ("chat_template_kwargs", "chat_template_args")
+            for name, refusal in (
+                ("chat_template", "worker's template"),
+                ("padding", "padding is an argument of the tokenizer"),
+                ("tokenizer_kwargs", "tokenizer_kwargs is an argument of the tokenizer"),
+            )
         ),
     ],
 )
 async def test_refused_by_name(body: dict[str, Any], named: str) -> None:
-    made, _ = await role()
     with pytest.raises(InvalidRequest, match=named):
-        await made.prepare(made.parse(body), "j")
+        await job_for(body)
 
 
-async def test_salt_goes_with_the_job() -> None:
-    made, _ = await role()
-    salts = [
-        (await made.prepare(made.parse({"prompt": "a", "nvext": nvext}), "j")).cache_salt
-        for nvext in (None, {}, {"cache_salt": "mine"})
-    ]
-    assert salts == [None, None, "mine"]
-
-
-async def test_hints_of_the_client_go_with_the_job() -> None:
+@pytest.mark.parametrize(
+    ("nvext", "expected"),
+    [
+        (None, (None, 0, None)),
+        ({}, (None, 0, None)),
+        ({"cache_salt": "mine"}, ("mine", 0, None)),
+        ({"agent_hints": {"priority": 5}}, (None, -5, None)),
+        ({"agent_hints": {"priority": -5}}, (None, 5, None)),
+        ({"max_thinking_tokens": 7}, (None, 0, 7)),
+    ],
+)
+async def test_salt_and_hints_of_the_client_go_with_the_job(nvext: Any, expected: tuple[Any, ...]) -> None:
     """A client's higher priority is vLLM's smaller number, as in token mode."""
-    made, _ = await role()
-    nvexts: list[dict[str, Any]] = [{}, {"agent_hints": {"priority": 5}}, {"agent_hints": {"priority": -5}}]
-    jobs = [await made.prepare(made.parse({"prompt": "a", "nvext": nvext}), "j") for nvext in nvexts]
-    assert [job.priority for job in jobs] == [0, -5, 5]
-    thinking = await made.prepare(made.parse({"prompt": "a", "nvext": {"max_thinking_tokens": 7}}), "j")
-    assert thinking.sampling.max_thinking_tokens == 7
+    job = await job_for({"prompt": "a", "nvext": nvext})
+    assert (job.cache_salt, job.priority, job.sampling.max_thinking_tokens) == expected
 
 
 async def test_health_check_is_a_request_it_takes() -> None:
     made, _ = await role()
-    job = await made.prepare(made.parse(made.health_check()), "canary")
-    assert job.sampling.max_tokens == 1
+    assert (await job_for(made.health_check())).sampling.max_tokens == 1
 
 
 class Shouts:
@@ -127,7 +130,7 @@ class Shouting(FakeRenderer):
 async def parsed(*outputs: Output, **body: Any) -> list[dict[str, Any]]:
     """The choices of the chunks that such outputs become."""
     made, _ = await role(Shouting(1000))
-    request = made.parse({"messages": [{"role": "user", "content": "hi"}], **body})
+    request = made.parse({"messages": HI, **body})
     encoder = made.encoder(request, await made.prepare(request, "j"))
     return [encoder.encode(output)["choices"][0] for output in outputs]
 
@@ -165,42 +168,33 @@ async def test_only_a_choice_with_a_whole_call_ends_with_tool_calls() -> None:
 async def test_call_the_client_insists_on_comes_before_its_constraint(
     body: dict[str, Any], guide: Guide
 ) -> None:
-    made, _ = await role(Shouting(1000))
-    job = await made.prepare(made.parse({"messages": [{"role": "user", "content": "hi"}], **body}), "j")
+    job = await job_for({"messages": HI, **body}, Shouting(1000))
     assert job.sampling.guide == guide and not job.sampling.skip_special_tokens
 
 
-@pytest.mark.parametrize(("hides", "shown"), [(True, False), (False, True)])
-async def test_tools_nobody_wants_are_in_the_prompt_if_asked_for(
-    monkeypatch: pytest.MonkeyPatch, hides: bool, shown: bool
-) -> None:
-    renderer = FakeRenderer(1000)
-    made = AggregatedText(facts_of(FakeSpec()), renderer, "m", hides_unwanted_tools=hides)
-    seen: list[bool] = []
+class Recording(FakeRenderer):
+    """Keeps the arguments of the template."""
 
-    async def render(messages: object, options: Any) -> list[int]:
-        seen.append("tools" in options["kwargs"])
+    def __init__(self) -> None:
+        super().__init__(1000)
+        self.arguments: dict[str, Any] = {}
+
+    async def render_chat(self, messages: object, options: Any) -> list[int]:  # type: ignore[override]
+        self.arguments = options["kwargs"]
         return [20]
 
-    monkeypatch.setattr(renderer, "render_chat", render)
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
-    await made.prepare(made.parse({**body, "tool_choice": "none"}), "j")
-    assert seen == [shown]
+
+@pytest.mark.parametrize(("hides", "shown"), [(True, False), (False, True)])
+async def test_tools_nobody_wants_are_in_the_prompt_if_asked_for(hides: bool, shown: bool) -> None:
+    renderer = Recording()
+    made = AggregatedText(facts_of(FakeSpec()), renderer, "m", hides_unwanted_tools=hides)
+    body = {"messages": HI, "tools": [{"type": "function"}], "tool_choice": "none"}
+    await made.prepare(made.parse(body), "j")
+    assert ("tools" in renderer.arguments) is shown
 
 
 @pytest.mark.parametrize("name", ["chat_template_kwargs", "chat_template_args"])
-async def test_wishes_for_the_template_reach_it_under_either_name(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    renderer = FakeRenderer(1000)
-    made, _ = await role(renderer)
-    seen: list[Any] = []
-
-    async def render(messages: object, options: Any) -> list[int]:
-        seen.append(options["kwargs"]["enable_thinking"])
-        return [20]
-
-    monkeypatch.setattr(renderer, "render_chat", render)
-    body = {"messages": [{"role": "user", "content": "hi"}], name: {"enable_thinking": False}}
-    await made.prepare(made.parse(body), "j")
-    assert seen == [False]
+async def test_wishes_for_the_template_reach_it_under_either_name(name: str) -> None:
+    renderer = Recording()
+    await job_for({"messages": HI, name: {"enable_thinking": False}}, renderer)
+    assert renderer.arguments["enable_thinking"] is False

@@ -71,14 +71,10 @@ async def test_long_sound_has_windows_and_its_segments_go_on(role: Transcription
     assert times[-1] == pytest.approx(11, abs=0.01)
 
 
-async def test_decoded_file_is_dropped(role: Transcription) -> None:
+async def test_file_is_dropped_when_it_is_decoded_and_the_sound_at_the_end(role: Transcription) -> None:
     request = role.parse(body(sound()))
-    await role.prepare(request, "job")
+    job = await role.prepare(request, "job")
     assert request.file == ""
-
-
-async def test_sound_is_dropped_at_the_end(role: Transcription) -> None:
-    job = await role.prepare(role.parse(body(sound())), "job")
     assert job.speech is not None and job.speech.samples is not None
     await outputs(ENGINE, job)
     assert job.speech.samples is None
@@ -88,11 +84,8 @@ async def test_hint_is_bounded_and_leaves_room(role: Transcription) -> None:
     job = await role.prepare(role.parse(body(sound(), prompt="word " * 1000)), "job")
     assert len(job.prompt) == 31 + 4
     assert job.sampling.max_tokens == 64 - len(job.prompt)
-
-
-async def test_tokens_of_the_answer_can_be_fewer(role: Transcription) -> None:
-    job = await role.prepare(role.parse(body(sound(), max_completion_tokens=3)), "job")
-    assert job.sampling.max_tokens == 3
+    fewer = await role.prepare(role.parse(body(sound(), max_completion_tokens=3)), "job")
+    assert fewer.sampling.max_tokens == 3
 
 
 @pytest.mark.parametrize(
@@ -118,9 +111,6 @@ async def test_refusals_name_the_field(
     assert caught.value.status == status
     assert str(caught.value).startswith(f"{field}: ")
     assert "1 of 1" not in str(caught.value)
-
-
-async def test_file_that_is_no_base64_is_refused(role: Transcription) -> None:
     with pytest.raises(RequestError, match=r"^file: is not valid base64$"):
         await role.prepare(role.parse({"file": "%%%%"}), "job")
 

@@ -61,12 +61,9 @@ def test_extensible_header_and_unknown_length_are_read() -> None:
     assert read(data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :]) == [0.5, 0.0]
 
 
-def test_samples_that_are_no_numbers_are_refused() -> None:
+def test_samples_that_are_no_numbers_or_far_above_full_scale_are_refused() -> None:
     with pytest.raises(MediaRefused, match="not numbers"):
         read(wav(3, 32, 1, struct.pack("<f", float("nan"))))
-
-
-def test_samples_far_above_full_scale_are_refused() -> None:
     loudest = 2.0**31
     assert read(wav(3, 32, 1, struct.pack("<2f", loudest, -loudest))) == [loudest, -loudest]
     with pytest.raises(MediaRefused, match="far above full scale"):

@@ -42,13 +42,33 @@ class Following:
 
 
 @asynccontextmanager
-async def joined() -> AsyncIterator[tuple[node_link.Followers, Following]]:
+async def serving(
+    token: str | None = None, peers: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Node, node_link.Followers]]:
+    """The node that may join, and the worker's side, which serves."""
     leader, node = pair()
-    async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        following = Following(node)
+    async with asyncio.timeout(30), node_link.followers(leader, token, peers) as followers:
         followers.ready()
-        await following.ready.wait()
-        yield followers, following
+        yield node, followers
+
+
+async def joined(node: Node, token: str | None = None) -> Following:
+    following = Following(node, token)
+    await following.ready.wait()
+    return following
+
+
+async def spoken_with(node: Node, said: bytes) -> bytes:
+    """What the worker answers to these bytes."""
+    reader, writer = await asyncio.open_connection(node.leader, node.link_port)
+    writer.write(said)
+    writer.write_eof()
+    answer = b""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(4096):
+            answer += data
+    writer.close()
+    return answer
 
 
 async def test_node_hears_that_the_worker_serves(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,23 +83,11 @@ async def test_node_hears_that_the_worker_serves(caplog: pytest.LogCaptureFixtur
         await following.leave()
 
 
-async def test_node_that_joins_a_serving_worker_hears_it_at_once() -> None:
-    async with joined() as (_, following):
-        await following.leave()
-
-
-async def test_worker_learns_that_a_node_is_gone() -> None:
-    async with joined() as (followers, following):
-        assert not followers.lost.done()
-        await following.leave()
-        assert str(await followers.lost) == "lost the connection to rank 1"
-
-
 async def test_node_learns_that_the_worker_is_gone() -> None:
-    async with asyncio.timeout(30):
-        async with joined() as (_, following):
-            assert not following.task.done()
-        await following.task
+    async with serving() as (node, _):
+        following = await joined(node)
+        assert not following.task.done()
+    await asyncio.wait_for(following.task, 30)
 
 
 async def test_node_waits_for_its_worker() -> None:
@@ -94,12 +102,10 @@ async def test_node_waits_for_its_worker() -> None:
 
 
 @pytest.mark.parametrize("token", ["hush", None])
-async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
-    leader, node = pair()
-    async with asyncio.timeout(30), node_link.followers(leader, token) as followers:
-        following = Following(node, token)
-        followers.ready()
-        await following.ready.wait()
+async def test_nodes_with_the_same_token_meet_and_a_loss_is_told(token: str | None) -> None:
+    async with serving(token) as (node, followers):
+        following = await joined(node, token)
+        assert not followers.lost.done()
         await following.leave()
         assert str(await followers.lost) == "lost the connection to rank 1"
 
@@ -118,24 +124,17 @@ async def test_nodes_with_the_same_token_meet(token: str | None) -> None:
 async def test_node_that_is_not_awaited_is_told_so_and_does_no_harm(
     change: dict[str, Any], token: str | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leader, node = pair()
-    async with asyncio.timeout(30), node_link.followers(leader, "hush") as followers:
-        followers.ready()
+    async with serving("hush") as (node, followers):
         stranger = Following(dataclasses.replace(node, **change), token)
         await stranger.task
         assert not stranger.ready.is_set() and not followers.lost.done()
         assert caplog.text.count(reason) == 2, "on both sides"
-        following = Following(node, "hush")
-        await following.ready.wait()
-        await following.leave()
+        await (await joined(node, "hush")).leave()
 
 
 async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    leader, node = pair()
-    async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        followers.ready()
-        following = Following(node)
-        await following.ready.wait()
+    async with serving() as (node, followers):
+        following = await joined(node)
         await Following(node).task
         assert caplog.text.count("rank 1 has already joined") == 2
         assert not followers.lost.done()
@@ -145,9 +144,8 @@ async def test_second_node_at_the_same_place_does_no_harm(caplog: pytest.LogCapt
 
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_link, "HELLO_SECONDS", 0.1)
-    leader, _ = pair()
-    async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
+    async with serving() as (node, followers):
+        reader, writer = await asyncio.open_connection(node.leader, node.link_port)
         writer.write(node_link.HELLO)  # and no end of the line
         assert (await reader.readline()).startswith(node_link.HELLO)
         assert await reader.read() == b""
@@ -182,14 +180,9 @@ def test_worker_that_was_held_up_still_hears_its_node(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"", b"x" * 200_000])
 async def test_stranger_on_the_port_is_no_node(said: bytes) -> None:
-    leader, _ = pair()
-    async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
-        writer.write(said)
-        writer.write_eof()
-        with pytest.raises((OSError, asyncio.IncompleteReadError)):
-            await reader.readexactly(len(node_link.HELLO) + 32 + len(b"\n") + 1)  # no more than its question
-        writer.close()
+    async with serving() as (node, followers):
+        answer = await spoken_with(node, said)
+        assert len(answer) <= len(node_link.HELLO) + 32 + len(b"\n"), "no more than its question"
         assert not followers.lost.done()
 
 
@@ -213,16 +206,7 @@ async def test_worker_without_other_nodes_listens_nowhere() -> None:
             assert not followers.lost.done()
 
 
-async def heard(reader: asyncio.StreamReader) -> bytes:
-    """All that is said until the other side goes."""
-    said = b""
-    with contextlib.suppress(OSError):
-        while data := await reader.read(4096):
-            said += data
-    return said
-
-
-async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_node_said_cannot_be_said_again() -> None:
     """By somebody who listened in and does not have the token."""
     leader, node = pair()
     spoken: list[bytes] = []
@@ -246,16 +230,10 @@ async def test_what_a_node_said_cannot_be_said_again(caplog: pytest.LogCaptureFi
     async with asyncio.timeout(30), await asyncio.start_server(pass_on, "127.0.0.1", between):
         async with node_link.followers(leader, "hush") as followers:
             followers.ready()
-            following = Following(dataclasses.replace(node, port=between - 1), "hush")
-            await following.ready.wait()
-            await following.leave()
+            await (await joined(dataclasses.replace(node, port=between - 1), "hush")).leave()
             await followers.lost
         async with node_link.followers(leader, "hush") as followers:
-            reader, writer = await asyncio.open_connection(leader.leader, leader.link_port)
-            writer.write(spoken[0])
-            writer.write_eof()
-            assert b"its --admin-token differs" in await heard(reader)
-            writer.close()
+            assert b"its --admin-token differs" in await spoken_with(node, spoken[0])
             assert not followers.lost.done()
 
 
@@ -296,17 +274,12 @@ async def test_without_a_token_this_machine_and_named_ones_may_join(
 async def test_node_of_another_machine_needs_a_token(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leader, node = pair()
     is_named = node_link._is_named
     monkeypatch.setattr(node_link, "_is_named", lambda _, peers: is_named("192.0.2.7", peers))
-    async with asyncio.timeout(30), node_link.followers(leader) as followers:
-        followers.ready()
+    async with serving() as (node, followers):
         stranger = Following(node)
         await stranger.task
         assert not stranger.ready.is_set() and not followers.lost.done()
         assert caplog.text.count("give all nodes the same --admin-token, or name the machines") == 2
-    async with asyncio.timeout(30), node_link.followers(leader, None, ("192.0.2.0/24",)) as followers:
-        followers.ready()
-        named = Following(node)
-        await named.ready.wait()
-        await named.leave()
+    async with serving(peers=("192.0.2.0/24",)) as (node, _):
+        await (await joined(node)).leave()

@@ -110,23 +110,29 @@ def is_tried(kind: str, jobs: Sequence[Job]) -> bool:
     return any(KINDS[kind](job.sampling) for job in jobs)
 
 
-@pytest.mark.parametrize("make", [None, decode])
-async def test_every_kind_is_tried_where_tokens_are_asked_for(make: Callable[..., Role[Any]] | None) -> None:
-    jobs = await warmed(Recorder(), make)
-    assert [kind for kind in KINDS if not is_tried(kind, jobs)] == []
+def untried(jobs: Sequence[Job]) -> list[str]:
+    return [kind for kind in KINDS if not is_tried(kind, jobs)]
+
+
+@pytest.mark.parametrize(("make", "ranks"), [(None, 1), (decode, 1), (None, 2)])
+async def test_every_rank_gets_every_kind_where_tokens_are_asked_for(
+    make: Callable[..., Role[Any]] | None, ranks: int
+) -> None:
+    jobs = await warmed(Recorder(ranks=ranks), make)
+    assert {job.data_parallel_rank or 0 for job in jobs} == set(range(ranks))
+    for rank in range(ranks):
+        assert untried([job for job in jobs if (job.data_parallel_rank or 0) == rank]) == []
 
 
 async def test_prefill_worker_makes_one_token_and_keeps_no_blocks() -> None:
     jobs = await warmed(Recorder(), prefill)
     assert {(job.sampling.max_tokens, job.transfer) for job in jobs} == {(1, None)}
-    sampled = [k for k in KINDS if not k.startswith((*NOT_OF_PREFILL, "greedy", "min_tokens"))]
-    assert [kind for kind in sampled if not is_tried(kind, jobs)] == []
+    assert all(kind.startswith((*NOT_OF_PREFILL, "greedy", "min_tokens")) for kind in untried(jobs))
 
 
 async def test_every_kind_is_tried_in_text_mode_and_chats_too() -> None:
     jobs = await warmed(Recorder(), text)
-    missing = [k for k in KINDS if k not in ("greedy", "prompt_logprobs") and not is_tried(k, jobs)]
-    assert missing == []
+    assert untried(jobs) == ["greedy", "prompt_logprobs"]
     assert all(job.sampling.detokenize for job in jobs)
     assert any(job.sampling.stop for job in jobs)
     facts = Recorder().facts
@@ -208,19 +214,10 @@ async def test_prompts_grow_until_one_step_cannot_take_them(monkeypatch: pytest.
 
 
 async def test_nobody_finds_these_prompts_cached() -> None:
-    engine = Recorder()
-    jobs = await warmed(engine)
+    jobs = await warmed(engine := Recorder())
     assert all((job.cache_salt or "").startswith("warm-up ") for job in jobs)
     assert engine.operations == [ResetCache(frozenset({"prefix"}), with_tiers=False)]
     assert {job.cache_salt for job in jobs}.isdisjoint({job.cache_salt for job in await warmed(Recorder())})
-
-
-async def test_every_rank_gets_every_kind() -> None:
-    jobs = await warmed(Recorder(ranks=2))
-    for rank in (0, 1):
-        own = [job for job in jobs if job.data_parallel_rank == rank]
-        assert [kind for kind in KINDS if not is_tried(kind, own)] == []
-    assert all(job.data_parallel_rank in (0, 1) for job in jobs)
 
 
 # --- media and adapters -----------------------------------------------------------------------------------
@@ -232,10 +229,7 @@ async def test_picture_is_tried_where_media_are_taken(make: Callable[..., Role[A
     jobs = await warmed(engine, make, takes_media=True)
     assert sum(job.media is not None for job in jobs) == 2, "alone and together"
     assert engine.operations == [ResetCache(frozenset({"prefix", "multimodal", "encoder"}), with_tiers=False)]
-
-
-async def test_no_picture_is_tried_where_they_are_not_taken() -> None:
-    assert not any(job.media for job in await warmed(Recorder(media=PICTURE)))
+    assert not any(job.media for job in await warmed(Recorder(media=PICTURE), make)), "where none are taken"
 
 
 async def test_sound_is_tried_and_a_video_is_not() -> None:
@@ -268,16 +262,13 @@ async def test_adapter_is_tried_where_lora_is_on_and_gone_afterwards(tmp_path: P
     assert engine.adapters == {}
 
 
-async def test_no_adapter_is_made_where_lora_is_off(tmp_path: Path) -> None:
-    jobs = await warmed(Recorder(), adapter_base=tmp_path / "none", scratch=tmp_path)
-    assert not any(job.adapter for job in jobs)
-
-
-async def test_model_without_known_modules_warms_up_without_an_adapter(
+async def test_no_adapter_is_tried_where_lora_is_off_or_the_models_modules_are_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    jobs = await warmed(Recorder(adapters=1), adapter_base=tmp_path, scratch=tmp_path)
-    assert not any(job.adapter for job in jobs) and is_tried("guided json", jobs)
+    for adapters in (0, 1):
+        assert caplog.text == ""
+        jobs = await warmed(Recorder(adapters=adapters), adapter_base=tmp_path, scratch=tmp_path)
+        assert not any(job.adapter for job in jobs) and is_tried("guided json", jobs)
     assert "warm-up: skipped requests with an adapter" in caplog.text
 
 
@@ -308,18 +299,12 @@ async def test_refused_kind_is_a_warning_told_once_and_the_others_go_on(
     engine = Recorder(lambda job: EngineRequestFailed("no such thing") if guided(job) else None, ranks=2)
     with caplog.at_level(logging.WARNING):
         jobs = await warmed(engine)
+        await warmed(Recorder(lambda job: InvalidRequest("refused to clients too") if guided(job) else None))
     assert [r.getMessage() for r in caplog.records] == [
         "warm-up: skipped requests of the kind guided regex: no such thing"
     ]
     assert is_tried("guided grammar", jobs), "which comes after it"
     assert sum(guided(job) for job in jobs) == 2, "once for each rank, and not once more together"
-
-
-async def test_kind_that_clients_are_refused_too_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        await warmed(Recorder(lambda job: InvalidRequest("not here") if guided(job) else None))
-    (told,) = [r for r in caplog.records if "guided regex" in r.getMessage()]
-    assert told.levelno == logging.INFO
 
 
 async def test_short_context_has_room_for_every_kind() -> None:
