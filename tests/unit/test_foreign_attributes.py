@@ -21,6 +21,10 @@ METHODS_OF_ONE_OBJECT = {
 }
 """No class changes there: without them the engine works as vLLM wrote it, only slower."""
 
+_WRITING = re.compile(
+    r"^[ \t]*(?!self\.\w+(?:: [^=\n]+)? = |cls\.\w+ = )[^=\n]*\.\w+[^=\n]* = |[sd]e[tl]attr\(|^[ \t]*del ",
+    re.MULTILINE,
+)
 _IMPORTED = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
 
 
@@ -115,7 +119,12 @@ def look(source: str) -> Finder:
 def may_reach_others(source: str) -> bool:
     """Return whether to read the syntax of a module, which for all of them takes seconds."""
     by_name = "sys.modules" in source or "import_module" in source
-    return by_name or not OURS.issuperset(_IMPORTED.findall(source))
+    return (by_name or not OURS.issuperset(_IMPORTED.findall(source))) and may_write(source)
+
+
+def may_write(source: str) -> bool:
+    """Return whether something may change an attribute of anything but its own object."""
+    return _WRITING.search(source) is not None
 
 
 @functools.cache
@@ -124,7 +133,8 @@ def elsewhere() -> dict[str, Finder]:
     return {
         name: look(source)
         for name, source in sources.items()
-        if not name.startswith(PATCHES) and (name.startswith(ROOMS) or may_reach_others(source))
+        if not name.startswith(PATCHES)
+        and (name.startswith(ROOMS) and may_write(source) or may_reach_others(source))
     }
 
 

@@ -6,63 +6,22 @@ import copy
 import string
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo_vllm import wire
 from dynamo_vllm.codec import sampling
+from dynamo_vllm.engine.fake.spec import FakeSpec, facts_of
 from dynamo_vllm.errors import InvalidRequest
-from dynamo_vllm.job import EngineFacts, SamplingSpec
+from dynamo_vllm.job import SamplingSpec
 
-FACTS = EngineFacts(
-    context_length=4096,
-    vocab_size=1000,
-    block_size=32,
-    total_kv_blocks=128,
-    max_num_seqs=16,
-    max_num_batched_tokens=4096,
-)
-VALID: dict[str, Any] = {
-    "model": "m",
-    "token_ids": [1, 2, 3],
-    "stop_conditions": {
-        "max_tokens": 5,
-        "min_tokens": 0,
-        "stop": ["x"],
-        "stop_token_ids": [1],
-        "stop_token_ids_visible": [2],
-        "stop_token_ids_hidden": [3],
-        "ignore_eos": False,
-        "max_thinking_tokens": None,
-    },
-    "sampling_options": {
-        "n": 1,
-        "best_of": None,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "temperature": 0.8999999761581421,
-        "top_p": 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "use_beam_search": False,
-        "length_penalty": None,
-        "seed": 7,
-        "include_stop_str_in_output": False,
-        "guided_decoding": {"regex": "a+"},
-        "logit_bias": None,
-    },
-    "output_options": {"logprobs": None, "prompt_logprobs": None, "skip_special_tokens": True},
-    "eos_token_ids": [2],
-    "annotations": [],
-    "routing": {"dp_rank": 0, "priority": 0, "lora_name": None, "cache_salt": None},
-    "prefill_result": None,
-    "multi_modal_data": None,
-    "prompt_embeds": None,
-    "extra_args": None,
-    "mdc_sum": "a field we do not know",
-}
+FACTS = facts_of(FakeSpec(context_length=4096, vocab_size=1000))
+VALID: dict[str, Any] = msgspec.to_builtins(wire.parse({"token_ids": [1, 2, 3], "routing": {"dp_rank": 0}}))
+VALID["stop_conditions"] |= {"max_tokens": 5, "stop": ["x"], "stop_token_ids": [1]}
+VALID["sampling_options"] |= {"n": 1, "temperature": 0.8999999761581421, "guided_decoding": {"regex": "a+"}}
+VALID["mdc_sum"] = "a field we do not know"
 NUMBERS = st.integers(-(2**64), 2**64) | st.floats() | st.sampled_from([-1, 0, 1, 2, 20, 128, 999, 1000])
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(max_size=8),

@@ -8,7 +8,7 @@ import pytest
 
 from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.engine.fake.spec import FakeSpec
-from dynamo_vllm.job import Adapter
+from dynamo_vllm.job import Adapter, Job
 from dynamo_vllm.kv.connectors import CONNECTORS
 from dynamo_vllm.kv.connectors.base import LEFT_TO_DECODE
 from dynamo_vllm.roles.decode import Decode
@@ -24,9 +24,10 @@ async def engine() -> FakeEngine:
     return FakeEngine(FakeSpec(), lambda figures: None)
 
 
-async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None) -> dict[str, Any]:
+async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None, local: int = 0) -> dict[str, Any]:
+    """The chunk of a prefill worker."""
     made = await engine()
-    role = Prefill(made.facts, NIXL)
+    role = Prefill(made.facts, NIXL, local_prefill_tokens=local)
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "p", adapter)
     encoder = role.encoder(parsed, job)
@@ -34,13 +35,27 @@ async def prefilled(raw: dict[str, Any], adapter: Adapter | None = None) -> dict
     return chunk
 
 
-async def decoded(raw: dict[str, Any], lost: list[int]) -> list[dict[str, Any]]:
+def handed_over(raw: dict[str, Any], handed: object) -> dict[str, Any]:
+    return {**raw, "prefill_result": {"disaggregated_params": handed}}
+
+
+async def decode_job(raw: dict[str, Any], handed: object, adapter: Adapter | None = None) -> tuple[Job, int]:
+    """What a decode worker makes of it, and how many caches it counts as lost."""
+    lost: list[int] = []
+    role = Decode((await engine()).facts, NIXL, lambda: lost.append(1))
+    return await role.prepare(role.parse(handed_over(raw, handed)), "d", adapter), len(lost)
+
+
+async def decoded(raw: dict[str, Any], lost: list[int], comes: bool = True) -> list[dict[str, Any]]:
     made = await engine()
     role = Decode(made.facts, NIXL, lambda: lost.append(1))
     parsed = role.parse(raw)
     job = await role.prepare(parsed, "d")
     encoder = role.encoder(parsed, job)
-    return list(map(encoder.encode, await outputs(made, job)))
+    answer = await outputs(made, job)
+    for output in answer if not comes else ():
+        output.cached_tokens = 0 if output.finished else None
+    return list(map(encoder.encode, answer))
 
 
 async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
@@ -54,8 +69,7 @@ async def test_prefill_makes_one_token_and_says_where_the_cache_is() -> None:
 async def test_decode_goes_on_from_there() -> None:
     lost: list[int] = []
     handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
-    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": {**handed, "cached_tokens": 1}}}
-    chunks = await decoded(raw, lost)
+    chunks = await decoded(handed_over(request([5, 6, 7]), {**handed, "cached_tokens": 1}), lost)
     assert chunks[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
     assert chunks[-1]["engine_data"] == {"decode_cached_tokens": 2}
     assert lost == []
@@ -65,9 +79,7 @@ async def test_engine_counts_what_came_and_not_what_the_prefill_engine_had() -> 
     """vLLM 0.31 adds that figure to the parameters, and would answer with it."""
     handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
     handed["kv_transfer_params"]["remote_prefill_cached_tokens"] = 0
-    role = Decode((await engine()).facts, NIXL, lambda: None)
-    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
-    job = await role.prepare(role.parse(raw), "d")
+    job, _ = await decode_job(request([5, 6, 7]), handed)
     assert job.transfer is not None and "remote_prefill_cached_tokens" not in job.transfer
 
 
@@ -76,8 +88,7 @@ async def test_decode_computes_what_was_not_handed_over_rightly(
     handed: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost: list[int] = []
-    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
-    chunks = await decoded(raw, lost)
+    chunks = await decoded(handed_over(request([5, 6, 7]), handed), lost)
     alone = await decoded(request([5, 6, 7]), [])
     assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in alone]
     assert lost == [1]
@@ -96,11 +107,8 @@ async def test_a_cache_of_other_content_of_an_adapter_is_not_fetched(
         return Adapter("sql", 1, "/sql", "sql", content) if content else None
 
     handed = (await prefilled(request([5, 6, 7]), adapter(there)))["disaggregated_params"]
-    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
-    lost: list[int] = []
-    role = Decode((await engine()).facts, NIXL, lambda: lost.append(1))
-    job = await role.prepare(role.parse(raw), "d", adapter(here))
-    assert (job.transfer is not None, lost == []) == (is_fetched, is_fetched)
+    job, lost = await decode_job(request([5, 6, 7]), handed, adapter(here))
+    assert (job.transfer is not None, lost == 0) == (is_fetched, is_fetched)
 
 
 async def test_decode_without_a_prefill_worker_loses_nothing() -> None:
@@ -109,65 +117,41 @@ async def test_decode_without_a_prefill_worker_loses_nothing() -> None:
     assert len(chunks) == 3 and lost == []
 
 
-SEVERAL = request(n=2)
-WITH_PROMPT = {**request(), "output_options": {"prompt_logprobs": 1}}
-"""Of a cache that was fetched the engine has none: it would tell what is in memory that nobody wrote."""
+async def test_what_cannot_be_handed_over_is_computed_by_decode_alone() -> None:
+    """Each choice would fetch the cache, and it is given away once.
 
-
-@pytest.mark.parametrize("asked", [SEVERAL, WITH_PROMPT], ids=["several choices", "logprobs of the prompt"])
-async def test_what_cannot_be_handed_over_is_computed_by_decode_alone(asked: dict[str, Any]) -> None:
-    """Each choice would fetch the cache, and it is given away once."""
-    made = await engine()
-    role = Decode(made.facts, NIXL, lambda: None)
+    A fetched cache has no logprobs of its prompt: the engine would tell of memory that nobody wrote.
+    """
     handed = (await prefilled(request()))["disaggregated_params"]
-    raw = {**asked, "prefill_result": {"disaggregated_params": handed}}
-    assert (await role.prepare(role.parse(raw), "d")).transfer is None
+    for asked in (request(n=2), {**request(), "output_options": {"prompt_logprobs": 1}}):
+        assert (await decode_job(asked, handed))[0].transfer is None
+        assert (await prefilled(asked))["disaggregated_params"] == LEFT_TO_DECODE
 
 
-@pytest.mark.parametrize("asked", [SEVERAL, WITH_PROMPT], ids=["several choices", "logprobs of the prompt"])
-async def test_prefill_keeps_no_cache_that_decode_will_not_fetch(asked: dict[str, Any]) -> None:
-    assert (await prefilled(asked))["disaggregated_params"] == LEFT_TO_DECODE
-
-
-async def test_health_check_of_a_prefill_worker_keeps_no_blocks() -> None:
-    made = await engine()
-    role = Prefill(made.facts, NIXL)
-    assert (await role.prepare(role.parse(role.health_check()), "canary")).transfer is None
+async def test_health_check_of_a_prefill_worker_asks_the_engine_and_keeps_no_blocks() -> None:
+    role = Prefill((await engine()).facts, NIXL, local_prefill_tokens=8)
+    job = await role.prepare(role.parse(role.health_check()), "canary")
+    assert (job.transfer, job.answer) == (None, None)
 
 
 async def test_a_cache_that_did_not_come_is_counted() -> None:
     lost: list[int] = []
     handed = (await prefilled(request([5, 6, 7])))["disaggregated_params"]
     handed["kv_transfer_params"]["remote_num_tokens"] = 3
-    raw = {**request([5, 6, 7]), "prefill_result": {"disaggregated_params": handed}}
-    made = await engine()
-    role = Decode(made.facts, NIXL, lambda: lost.append(1))
-    parsed = role.parse(raw)
-    job = await role.prepare(parsed, "d")
-    encoder = role.encoder(parsed, job)
-    for output in await outputs(made, job):
-        output.cached_tokens = 0 if output.finished else None
-        encoder.encode(output)
+    await decoded(handed_over(request([5, 6, 7]), handed), lost, comes=False)
     assert lost == [1]
 
 
 @pytest.mark.parametrize(("length", "is_left"), [(3, True), (7, True), (8, False)])
 async def test_short_prompt_is_left_to_the_decode_worker(length: int, is_left: bool) -> None:
-    made = await engine()
-    role = Prefill(made.facts, NIXL, local_prefill_tokens=8)
     raw = request(list(range(20, 20 + length)))
-    parsed = role.parse(raw)
-    job = await role.prepare(parsed, "p")
-    assert (job.answer is not None) is is_left
-    if is_left:
-        assert job.answer is not None
-        chunk = role.encoder(parsed, job).encode(job.answer)
-        assert len(chunk["token_ids"]) == 1 and chunk["finish_reason"] == "length"
-        lost: list[int] = []
-        handed = {"prefill_result": {"disaggregated_params": chunk["disaggregated_params"]}}
-        chunks = await decoded({**raw, **handed}, lost)
-        assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in await decoded(raw, [])]
-        assert lost == [], "nothing was to be transferred"
+    chunk = await prefilled(raw, local=8)
+    assert (chunk["disaggregated_params"] == LEFT_TO_DECODE) is is_left
+    assert len(chunk["token_ids"]) == 1 and chunk["finish_reason"] == "length"
+    lost: list[int] = []
+    chunks = await decoded(handed_over(raw, chunk["disaggregated_params"]), lost)
+    assert [c["token_ids"] for c in chunks] == [c["token_ids"] for c in await decoded(raw, [])]
+    assert lost == [], "what was to be transferred came"
 
 
 async def test_prompt_for_an_adapter_that_is_not_here_is_left_to_the_decode_worker() -> None:
@@ -181,9 +165,3 @@ async def test_prompt_for_an_adapter_that_is_not_here_is_left_to_the_decode_work
     (chunk,) = sender.chunks
     assert chunk["disaggregated_params"] == LEFT_TO_DECODE
     assert sum(made.outputs_seen().values()) == 0
-
-
-async def test_short_health_check_still_asks_the_engine() -> None:
-    made = await engine()
-    role = Prefill(made.facts, NIXL, local_prefill_tokens=8)
-    assert (await role.prepare(role.parse(role.health_check()), "canary")).answer is None

@@ -37,32 +37,21 @@ def embedded(rows: int, answered: int = 0, **more: Any) -> dict[str, Any]:
     return {**made, "migration_link": wire.prompt_mark(rows)} if answered else made
 
 
-async def test_job_has_the_rows_and_as_many_placeholders() -> None:
+@pytest.mark.parametrize(("answered", "min_tokens"), [(0, 5), (4, 1)])
+async def test_job_has_the_rows_as_placeholders_and_goes_on_behind_them(
+    answered: int, min_tokens: int
+) -> None:
+    """Usage counts rows, also after a move."""
     role = Aggregated(facts(), Reader())
-    job = await role.prepare(role.parse(embedded(9)), "j")
-    assert job.embeds == Embeds(9, "9")
-    assert list(job.prompt) == [0] * 9
-
-
-async def test_usage_counts_rows() -> None:
-    role = Aggregated(facts(), Reader())
-    asked = role.parse(embedded(9))
-    chunk = last_chunk(role.encoder(asked, await role.prepare(asked, "j")))
-    assert chunk["completion_usage"]["prompt_tokens"] == 9
-    assert chunk["worker_trace_link"] == wire.prompt_mark(9)
-
-
-async def test_moved_request_goes_on_behind_its_rows() -> None:
-    role = Aggregated(facts(), Reader())
-    raw = embedded(9, answered=4)
-    raw["stop_conditions"] = {"max_tokens": 6, "min_tokens": 5}
-    asked = role.parse(raw)
+    stop = {"max_tokens": 6, "min_tokens": 5}
+    asked = role.parse(embedded(9, answered, stop_conditions=stop))
     job = await role.prepare(asked, "j")
-    assert list(job.prompt) == [0] * 9 + [7] * 4
-    assert job.sampling.min_tokens == 1
+    assert job.embeds == Embeds(9, "9")
+    assert list(job.prompt) == [0] * 9 + [7] * answered
+    assert job.sampling.min_tokens == min_tokens
     chunk = last_chunk(role.encoder(asked, job))
     assert chunk["completion_usage"]["prompt_tokens"] == 9
-    assert chunk["worker_trace_link"] == wire.prompt_mark(9), "it may move again"
+    assert chunk["worker_trace_link"] == wire.prompt_mark(9), "it may move, again"
 
 
 def last_chunk(encoder: TokenEncoder) -> dict[str, Any]:
@@ -93,13 +82,10 @@ async def test_what_cannot_stand_beside_rows_is_refused(more: dict[str, Any], na
     assert str(refused.value).startswith(named)
 
 
-async def test_engine_that_takes_none_refuses() -> None:
+async def test_engine_that_takes_none_and_text_mode_refuse() -> None:
     role = Aggregated(facts())
     with pytest.raises(InvalidRequest, match="prompt_embeds: this worker was started without"):
         await role.prepare(role.parse(embedded(9)), "j")
-
-
-async def test_text_mode_refuses_them() -> None:
-    role = AggregatedText(facts(), FakeRenderer(1000), "m")
+    text = AggregatedText(facts(), FakeRenderer(1000), "m")
     with pytest.raises(InvalidRequest, match="prompt_embeds: text mode takes text only"):
-        await role.prepare(role.parse({"prompt": "a", "prompt_embeds": "x"}), "j")
+        await text.prepare(text.parse({"prompt": "a", "prompt_embeds": "x"}), "j")

@@ -43,6 +43,13 @@ def make_engine() -> FakeEngine:
     return FakeEngine(FakeSpec(media={"image": 3, "video": 1}), lambda figures: None)
 
 
+@pytest.fixture
+async def role(loader: Loader, tmp_path: Path) -> encode.Encode:
+    engine = make_engine()
+    reader = MediaReader(engine.facts, loader, engine.parts.media)
+    return encode.Encode(engine.facts, reader, Folder(tmp_path, 10**6))
+
+
 # --- the folder: names and room --------------------------------------------------------------------------
 
 
@@ -65,14 +72,9 @@ def test_folder_keeps_to_its_bytes_and_forgets_the_longest_unused(tmp_path: Path
     assert folder.has(A)  # used just now
     folder.evict()
     assert held(folder) == {"a", "c"}
-
-
-def test_what_was_just_written_stays_even_above_the_limit(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, 50)
-    put(folder, A, 100, age=30)
-    put(folder, B, 100, age=40)
-    folder.evict(keep=f"{B}.safetensors")
-    assert held(folder) == {"b"}
+    put(small := Folder(tmp_path, 50), B, 100, age=40)
+    small.evict(keep=f"{B}.safetensors")
+    assert held(small) == {"b"}, "what was just written stays even above the limit"
 
 
 def test_leavings_of_a_killed_encoder_are_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
@@ -92,26 +94,18 @@ def test_folder_is_nobody_elses(tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o777 for path in (folder.path, folder.path.parent)] == [0o700, 0o700]
 
 
-@pytest.mark.parametrize(
-    ("name", "own"),
-    [(A, A), (f"{'0' * 16}-{A}", A), ("../" + A, None), ("canary", None), (A + "\n", None), ("", None)],
-)
-def test_only_our_names_become_files(name: str, own: str | None, tmp_path: Path) -> None:
-    assert own_name(name) == own
-    assert not Folder(tmp_path, 10).has(name)
+def test_only_our_names_become_files(tmp_path: Path) -> None:
+    assert own_name(A) == own_name(f"{'0' * 16}-{A}") == A
+    for name in ("../" + A, "canary", A + "\n", ""):
+        assert own_name(name) is None
+        assert not Folder(tmp_path, 10).has(name)
 
 
 # --- the encoder's side ----------------------------------------------------------------------------------
 
 
-async def make_encode(loader: Loader, folder: Folder) -> encode.Encode:
-    engine = make_engine()
-    facts = engine.facts
-    return encode.Encode(facts, MediaReader(facts, loader, engine.parts.media), folder)
-
-
-async def job_for(role: encode.Encode, *refs: MediaRef, salt: str | None = None) -> Job:
-    return await role.prepare(role.parse(encode.request([1, 2], refs, salt)), "j")
+async def job_for(role: encode.Encode, *refs: MediaRef, salt: str | None = None, tokens: int = 2) -> Job:
+    return await role.prepare(role.parse(encode.request([1] * tokens, refs, salt)), "j")
 
 
 async def names_of(role: encode.Encode, job: Job, *refs: MediaRef) -> list[str]:
@@ -121,8 +115,7 @@ async def names_of(role: encode.Encode, job: Job, *refs: MediaRef) -> list[str]:
     return [found["name"] for found in chunk["disaggregated_params"]["encoded"]]
 
 
-async def test_encoder_names_media_by_content_and_salt(loader: Loader, tmp_path: Path) -> None:
-    role = await make_encode(loader, Folder(tmp_path, 10**6))
+async def test_encoder_names_media_by_content_and_salt(role: encode.Encode) -> None:
     job = await job_for(role, RED, DARK, RED)
     red, dark, again = await names_of(role, job, RED, DARK, RED)
     assert red == again != dark
@@ -130,22 +123,17 @@ async def test_encoder_names_media_by_content_and_salt(loader: Loader, tmp_path:
     assert salted != red
 
 
-async def test_what_is_in_the_folder_is_not_encoded_again(loader: Loader, tmp_path: Path) -> None:
-    folder = Folder(tmp_path, 10**6)
-    role = await make_encode(loader, folder)
+async def test_what_is_in_the_folder_is_not_encoded_again(role: encode.Encode, tmp_path: Path) -> None:
     job = await job_for(role, RED)
     assert job.answer is None and job.media is not None
     (name,) = await names_of(role, job, RED)
-    put(folder, name, 10)
+    put(Folder(tmp_path, 10**6), name, 10)
     again = await job_for(role, RED)
     assert again.answer is not None and await names_of(role, again, RED) == [name]
     assert (await job_for(role, RED, DARK)).answer is None
 
 
-async def test_encoder_refuses_a_request_without_media_but_not_a_health_check(
-    loader: Loader, tmp_path: Path
-) -> None:
-    role = await make_encode(loader, Folder(tmp_path, 10))
+async def test_encoder_refuses_a_request_without_media_but_not_a_health_check(role: encode.Encode) -> None:
     with pytest.raises(InvalidRequest, match="needs media"):
         await job_for(role)
     assert (await role.prepare(role.parse(role.health_check()), "j")).media is None
@@ -163,16 +151,24 @@ HTML = MediaRef("image", "data:image/png;base64,PGh0bWw+")
     ],
 )
 async def test_what_the_encoder_has_against_media_comes_back_as_it_was(
-    refs: tuple[MediaRef, ...], status: int, message: str, loader: Loader, tmp_path: Path
+    refs: tuple[MediaRef, ...], status: int, message: str, loader: Loader, role: encode.Encode
 ) -> None:
-    role = await make_encode(loader, Folder(tmp_path, 10**6))
     with pytest.raises(RequestError) as raised:
         await loader.load_all(refs)
-    refusal = encode.parse_answer(await told(role, *refs))
-    assert isinstance(refusal, encode.Refusal)
-    error = refusal.error()
+    error = await refusal(role, *refs)
     assert (type(error), str(error)) == (type(raised.value), str(raised.value))
     assert error.status == status and str(error).startswith(message)
+
+
+async def refusal(role: encode.Encode, *refs: MediaRef, tokens: int = 2) -> RequestError:
+    """What those who ask hear."""
+    job = await job_for(role, *refs, tokens=tokens)
+    assert job.answer is not None
+    request = role.parse(encode.request([1, 2], refs, None))
+    told = role.encoder(request, job).encode(job.answer)["disaggregated_params"]
+    answer = encode.parse_answer(told)
+    assert isinstance(answer, encode.Refusal)
+    return answer.error()
 
 
 async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
@@ -184,24 +180,11 @@ async def test_what_the_engine_has_against_media_comes_back_with_its_parameter(
 
     facts = facts_of(FakeSpec(media={"image": 3}))
     role = encode.Encode(facts, MediaReader(facts, loader, Choosy({"image"})), Folder(tmp_path, 10))
-    refusal = encode.parse_answer(await told(role, RED))
-    assert isinstance(refusal, encode.Refusal)
-    assert str(refusal.error()) == "messages: the model's processor refuses the image"
+    assert str(await refusal(role, RED)) == "messages: the model's processor refuses the image"
 
 
-async def told(role: encode.Encode, *refs: MediaRef) -> Any:
-    job = await job_for(role, *refs)
-    assert job.answer is not None
-    request = role.parse(encode.request([1, 2], refs, None))
-    return role.encoder(request, job).encode(job.answer)["disaggregated_params"]
-
-
-async def test_encoder_tells_its_stages_and_a_health_check_hears_the_end_only(
-    loader: Loader, tmp_path: Path
-) -> None:
+async def test_encoder_tells_its_stages_and_a_health_check_hears_the_end_only(role: encode.Encode) -> None:
     engine = make_engine()
-    facts = engine.facts
-    role = encode.Encode(facts, MediaReader(facts, loader, engine.parts.media), Folder(tmp_path, 10))
     service = Service(role, engine, InFlight(engine), lambda _: None)
     for asked, stages in (
         (encode.request([1], [RED], None), [wire.PREPARING, wire.PREPARED]),
@@ -215,47 +198,43 @@ async def test_encoder_tells_its_stages_and_a_health_check_hears_the_end_only(
         assert before == stages and last["finish_reason"]
 
 
-async def test_limits_of_the_encoder_are_no_fault_of_the_client(loader: Loader, tmp_path: Path) -> None:
+async def test_limits_of_the_encoder_are_no_fault_of_the_client(role: encode.Encode) -> None:
     """Another worker may take it: those who ask must not hear a refusal."""
-    role = await make_encode(loader, Folder(tmp_path, 10))
     with pytest.raises(InvalidRequest, match="2 videos in one request; this worker takes 1"):
         await job_for(role, *[MediaRef("video", "http://a/b")] * 2)
     with pytest.raises(TooLong):
-        await role.prepare(role.parse(encode.request([1] * 4096, [RED], None)), "j")
+        await job_for(role, RED, tokens=4096)
 
 
-async def test_prompt_that_its_media_make_too_long_comes_back_with_the_limit(
-    loader: Loader, tmp_path: Path
-) -> None:
-    role = await make_encode(loader, Folder(tmp_path, 10))
-    job = await role.prepare(role.parse(encode.request([1] * 4094, [RED], None)), "j")
-    assert job.answer is not None
-    refusal = encode.parse_answer(job.answer.transfer)
-    assert isinstance(refusal, encode.Refusal) and refusal.context_length == 4096
-    error = refusal.error()
+async def test_prompt_that_its_media_make_too_long_comes_back_with_the_limit(role: encode.Encode) -> None:
+    error = await refusal(role, RED, tokens=4094)
     assert isinstance(error, TooLong) and error.parameter == "prompt" and "4097 tokens" in str(error)
+    job = await job_for(role, RED, tokens=4094)
+    assert job.answer is not None and job.answer.transfer is not None
+    assert job.answer.transfer["refused"]["context_length"] == 4096
 
 
 # --- the side that asks ----------------------------------------------------------------------------------
 
 
 class Answering:
-    """Encode workers that give this answer."""
+    """Encode workers that give this answer; none at all where it is None."""
 
-    def __init__(self, answer: encode.Handoff | Exception) -> None:
+    def __init__(self, answer: encode.Handoff | Exception | None) -> None:
         self.answer = answer
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[str] = []
         self.cancelled = asyncio.Event()
 
     async def encode(self, job_id: str, request: dict[str, Any]) -> encode.Handoff:
-        self.asked.append((job_id, request))
-        if isinstance(self.answer, asyncio.CancelledError):
+        self.asked.append(job_id)
+        if self.answer is None:
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
                 self.cancelled.set()
         if isinstance(self.answer, Exception):
             raise self.answer
+        assert self.answer is not None
         return self.answer
 
 
@@ -296,7 +275,7 @@ async def test_encoders_output_stands_for_pixels(loader: Loader) -> None:
     seen = await asking.read(loader, RED, DARK, names=("0" * 16, "1" * 16))
     assert [medium.data for medium in seen.media] == [f"encoded {A}", f"encoded {B}"]
     assert [medium.name for medium in seen.media] == [f"{'0' * 16}-{A}", f"{'1' * 16}-{B}"]
-    assert asking.encoders.asked[0][0] == "job-1"
+    assert asking.encoders.asked == ["job-1"]
     assert asking.lost == 0
 
 
@@ -353,9 +332,8 @@ async def test_by_connector_a_refusal_ends_the_own_loading() -> None:
 
 
 async def test_by_connector_the_media_are_read_here_too_under_the_same_names(
-    loader: Loader, tmp_path: Path
+    loader: Loader, role: encode.Encode
 ) -> None:
-    role = await make_encode(loader, Folder(tmp_path, 10))
     names = await names_of(role, await job_for(role, RED), RED)
     asking = Asking(done(*names), by_connector=True)
     (medium,) = (await asking.read(loader, RED)).media
@@ -364,14 +342,14 @@ async def test_by_connector_the_media_are_read_here_too_under_the_same_names(
 
 
 async def test_media_refused_here_end_the_work_of_the_encoder(loader: Loader) -> None:
-    asking = Asking(asyncio.CancelledError(), by_connector=True)
+    asking = Asking(None, by_connector=True)
     with pytest.raises(MediaTypeUnknown):
         await asking.read(loader, MediaRef("image", "data:image/png;base64,AAAA"))
     await asyncio.wait_for(asking.encoders.cancelled.wait(), 30)
 
 
 async def test_client_that_leaves_ends_the_work_of_the_encoder(loader: Loader) -> None:
-    asking = Asking(asyncio.CancelledError())
+    asking = Asking(None)
     reading = asyncio.create_task(asking.read(loader, RED))
     while not asking.encoders.asked:
         await asyncio.sleep(0)
@@ -442,23 +420,22 @@ async def test_a_prompt_too_long_is_refused_where_both_have_the_same_limit() -> 
         await over(too_long(2048)).encode("j", {})
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        {"refused": {"status": 418, "message": "of a later version"}},
+async def test_an_answer_that_is_not_understood_is_a_lost_encoder() -> None:
+    later = {"status": 418, "message": "of a later version"}
+    odd = [
+        {"refused": later},
         {"refused": {"status": 400}},
         {"refused": None},
         {"encoded": None},
         {},
         [],
         None,
-    ],
-)
-async def test_an_answer_that_is_not_understood_is_a_lost_encoder(told: Any) -> None:
-    client = FakeClient([chunk(told)], [wire.PREPARING])
-    with pytest.raises(NoEncoder, match="sent an invalid answer"):
-        await over(client).encode("j", {})
-    assert sorted(client.asked) == [0, 1]
+    ]
+    for told in odd:
+        client = FakeClient([chunk(told)], [wire.PREPARING])
+        with pytest.raises(NoEncoder, match="sent an invalid answer"):
+            await over(client).encode("j", {})
+        assert sorted(client.asked) == [0, 1]
 
 
 async def test_loading_of_media_is_waited_for_and_the_encoder_is_not() -> None:
