@@ -27,6 +27,7 @@ from dynamo_vllm.roles.media import MediaReader, with_placeholders
 from dynamo_vllm.roles.text import AggregatedText
 from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.service import Service
+from harness import media
 from harness.fakes import FakeContext, FakeSender, request
 
 IMAGE_TOKENS = 3
@@ -68,6 +69,10 @@ def names(job: Job) -> list[str]:
     return [medium.name for medium in job.media.media]
 
 
+async def names_for(role: Aggregated, *urls: str, **more: Any) -> list[str]:
+    return names(await job_for(role, asked(*urls, **more)))
+
+
 async def test_job_has_room_for_its_media_and_the_media(loader: Loader) -> None:
     job = await job_for(await make_role(loader, image=2), asked(picture(1), picture(2)))
     assert job.media is not None
@@ -76,75 +81,60 @@ async def test_job_has_room_for_its_media_and_the_media(loader: Loader) -> None:
     assert [medium.data.getpixel((0, 0)) for medium in job.media.media] == [(1, 0, 0), (2, 0, 0)]
 
 
-async def test_usage_counts_the_whole_prompt(loader: Loader) -> None:
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_usage_counts_the_whole_prompt_and_a_moved_request_goes_on_behind_its_media(
+    loader: Loader, is_moved: bool
+) -> None:
+    """What was marked is the prompt with its media; the ids that come back are without."""
     role = await make_role(loader, image=2)
-    parsed = role.parse(asked(picture(1)))
-    chunk = role.encoder(parsed, await role.prepare(parsed, "j")).encode(
-        Output([9], finish="stop", finished=True)
-    )
+    raw = asked(picture(1), stop_conditions={"max_tokens": 6, "min_tokens": 5})
+    if is_moved:
+        raw |= {"token_ids": [5, 6, 7, 20, 21], "migration_link": wire.prompt_mark(3 + IMAGE_TOKENS)}
+    parsed = role.parse(raw)
+    job = await role.prepare(parsed, "j")
+    assert list(job.prompt[IMAGE_TOKENS:]) == raw["token_ids"]
+    assert job.sampling.min_tokens == (3 if is_moved else 5)
+    chunk = role.encoder(parsed, job).encode(Output([9], finish="stop", finished=True))
     assert chunk["completion_usage"]["prompt_tokens"] == 3 + IMAGE_TOKENS
     assert chunk["worker_trace_link"] == wire.prompt_mark(3 + IMAGE_TOKENS)
 
 
-async def test_moved_request_goes_on_behind_its_media(loader: Loader) -> None:
-    """What was marked is the prompt with its media; the ids that come back are without."""
-    role = await make_role(loader, image=2)
-    raw = asked(picture(1), token_ids=[5, 6, 7, 20, 21], migration_link=wire.prompt_mark(3 + IMAGE_TOKENS))
-    raw["stop_conditions"] = {"max_tokens": 6, "min_tokens": 5}
-    parsed = role.parse(raw)
-    job = await role.prepare(parsed, "j")
-    assert list(job.prompt[IMAGE_TOKENS:]) == [5, 6, 7, 20, 21]
-    assert job.sampling.min_tokens == 3
-    chunk = role.encoder(parsed, job).encode(Output([9], finish="stop", finished=True))
-    assert chunk["completion_usage"]["prompt_tokens"] == 3 + IMAGE_TOKENS
-
-
 async def test_name_is_of_the_content_and_of_the_salt(loader: Loader) -> None:
     role = await make_role(loader, image=4)
-    one, same, other = names(await job_for(role, asked(picture(1), picture(1), picture(2))))
+    one, same, other = await names_for(role, picture(1), picture(1), picture(2))
     assert one == same != other
-    again = asked(picture(1).replace("image/png", "image/x"))
-    assert names(await job_for(role, again)) == [one]
-    salted = names(await job_for(role, asked(picture(1), routing={"cache_salt": "mine"})))
-    assert salted != [one] and salted == names(
-        await job_for(role, asked(picture(1), routing={"cache_salt": "mine"}))
-    )
+    assert await names_for(role, picture(1).replace("image/png", "image/x")) == [one]
+    salt = {"cache_salt": "mine"}
+    salted, again = [await names_for(role, picture(1), routing=salt) for _ in range(2)]
+    assert salted == again != [one]
 
 
-async def test_names_of_the_frontend_stand_before_ours(loader: Loader) -> None:
+async def test_names_of_the_frontend_stand_before_ours_and_odd_ones_are_left_out(loader: Loader) -> None:
     role = await make_role(loader, image=2)
-    plain = names(await job_for(role, asked(picture(1), picture(2))))
-    routed = names(await job_for(role, asked(picture(1), picture(2), names=["ab" * 8, "cd" * 8])))
+    plain = await names_for(role, picture(1), picture(2))
+    routed = await names_for(role, picture(1), picture(2), names=["ab" * 8, "cd" * 8])
     assert routed == [f"{'ab' * 8}-{plain[0]}", f"{'cd' * 8}-{plain[1]}"]
-
-
-@pytest.mark.parametrize("odd", [["ab" * 8], ["ab" * 8, None], ["ab" * 8, "../x"], [], ["a-b" * 5 + "c"] * 2])
-async def test_odd_names_of_the_frontend_are_left_out(loader: Loader, odd: list[str | None]) -> None:
-    role = await make_role(loader, image=2)
-    found = names(await job_for(role, asked(picture(1), picture(2), names=odd)))
-    assert found == names(await job_for(role, asked(picture(1), picture(2))))
+    odd: list[list[str | None]] = [
+        ["ab" * 8],
+        ["ab" * 8, None],
+        ["ab" * 8, "../x"],
+        [],
+        ["a-b" * 5 + "c"] * 2,
+    ]
+    for wrong in odd:
+        assert await names_for(role, picture(1), picture(2), names=wrong) == plain
 
 
 async def test_names_are_those_of_pictures_only(loader: Loader) -> None:
     """The frontend has none for video and sound."""
     role = await make_role(loader, image=1, audio=1)
     raw = asked(picture(1), names=["ab" * 8])
-    sound = "data:audio/wav;base64," + base64.b64encode(wav()).decode()
-    raw["multi_modal_data"] = {"audio_url": [{"Url": sound}], **raw["multi_modal_data"]}
+    raw["multi_modal_data"] = {
+        "audio_url": [{"Url": media.data_url(media.sound())}],
+        **raw["multi_modal_data"],
+    }
     heard, seen = names(await job_for(role, raw))
     assert "-" not in heard and seen.startswith("ab" * 8 + "-")
-
-
-def wav() -> bytes:
-    import wave
-
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(bytes(1600))
-    return buffer.getvalue()
 
 
 NAMELESS = {"multi_modal_data": {"image_url": [{"UuidOnly": "mine"}]}}
@@ -191,27 +181,17 @@ async def test_refused_before_anything_is_fetched(loader: Loader, raw: dict[str,
     assert len(loader.cache) == 0
 
 
-async def test_pixels_are_refused_by_a_worker_that_did_not_ask_for_them(loader: Loader) -> None:
-    with pytest.raises(MediaRefused, match="started without --frontend-decoding"):
-        await job_for(await make_role(loader, image=2), asked(picture(1)) | decoded([4, 4, 3], 48))
-
-
-async def test_media_that_make_a_prompt_too_long_are_refused(loader: Loader) -> None:
-    role = await make_role(loader, image=2)
-    with pytest.raises(TooLong, match="prompt has 4097 tokens"):
-        await job_for(role, asked(picture(1), token_ids=[5] * 4094))
-
-
-async def test_picture_that_is_none_is_named(loader: Loader) -> None:
-    with pytest.raises(MediaRefused, match="image 2 of 2"):
-        await job_for(await make_role(loader, image=2), asked(picture(1), picture(1)[:60]))
-
-
-async def test_model_without_vision_and_worker_without_the_flag(loader: Loader) -> None:
-    with pytest.raises(InvalidRequest, match="this model takes text only"):
-        await job_for(await make_role(loader), asked(picture(1)))
-    with pytest.raises(InvalidRequest, match="started without --enable-multimodal"):
-        await job_for(await make_role(None, image=2), asked(picture(1)))
+async def test_refused_when_it_is_looked_at(loader: Loader) -> None:
+    refusals: list[tuple[Loader | None, dict[str, int], dict[str, Any], type[Exception], str]] = [
+        (loader, {"image": 2}, decoded([4, 4, 3], 48), MediaRefused, "started without --frontend-decoding"),
+        (loader, {"image": 2}, {"token_ids": [5] * 4094}, TooLong, "prompt has 4097 tokens"),
+        (loader, {"image": 2}, asked(picture(1), picture(1)[:60]), MediaRefused, "image 2 of 2"),
+        (loader, {}, {}, InvalidRequest, "this model takes text only"),
+        (None, {"image": 2}, {}, InvalidRequest, "started without --enable-multimodal"),
+    ]
+    for loads, takes, more, error, match in refusals:
+        with pytest.raises(error, match=match):
+            await job_for(await make_role(loads, **takes), asked(picture(1)) | more)
 
 
 async def test_empty_prompt_of_a_model_that_hears_tells_of_input_audio(loader: Loader) -> None:
@@ -284,11 +264,11 @@ async def test_messages_are_rendered_without_their_urls(loader: Loader) -> None:
 
 
 async def test_sound_in_a_message(loader: Loader) -> None:
-    sound = {"data": base64.b64encode(wav()).decode(), "format": "wav"}
+    sound = {"data": base64.b64encode(media.sound()).decode(), "format": "wav"}
     job = await text_job(loader, [{"type": "input_audio", "input_audio": sound}], audio=1)
     assert job.media is not None
     samples, rate = job.media.media[0].data
-    assert (len(samples), rate) == (800, 8000)
+    assert (len(samples), rate) == (4000, 8000)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ class Recording(FakeRenderer):
         super().__init__(1000)
         self.arguments: dict[str, Any] = {}
 
-    async def render_chat(self, messages: object, options: Any) -> list[int]:  # type: ignore[override]
+    async def render_chat(self, messages: object, options: Any) -> list[int]:
         self.arguments = options["kwargs"]
         return [20]
 

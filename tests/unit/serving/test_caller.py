@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -73,14 +74,19 @@ async def one_chunk(instance: int) -> AsyncIterator[dict[str, Any]]:
     yield {"from": instance}
 
 
+@asynccontextmanager
+async def calling(answers: Answers) -> AsyncIterator[Caller]:
+    async with answers.directory() as directory:
+        yield Caller(directory)
+
+
 def call(model: str = "m", api: str = "score") -> Call:
     return Call(model=model, api=api, body={"model": model}, request_id="r", metadata={"gateway": "a b c"})
 
 
 async def test_requests_go_round_among_equal_workers() -> None:
     answers = Answers(1, 2, 3)
-    async with answers.directory() as directory:
-        caller = Caller(directory)
+    async with calling(answers) as caller:
         for _ in range(6):
             await caller.whole(call())
     assert sorted(answers.asked[:3]) == sorted(answers.asked[3:]) == [1, 2, 3]
@@ -89,8 +95,7 @@ async def test_requests_go_round_among_equal_workers() -> None:
 
 async def test_worker_with_fewer_requests_is_chosen() -> None:
     answers = Answers(1, 2)
-    async with answers.directory() as directory:
-        caller = Caller(directory)
+    async with calling(answers) as caller:
         open_stream = caller.stream(call())
         busy = (await anext(open_stream))["from"]
         for _ in range(3):
@@ -111,39 +116,34 @@ async def test_lost_worker_is_replaced_once_and_then_the_last_choice() -> None:
         yield {"from": instance}
 
     answers.handler = handler
-    async with answers.directory() as directory:
-        caller = Caller(directory)
+    async with calling(answers) as caller:
         found = [(await caller.whole(call()))[0]["from"] for _ in range(4)]
     assert not gone & set(found)
     assert len(answers.asked) == 5, "it is asked once"
 
 
-async def test_answer_that_has_begun_is_not_asked_for_again() -> None:
+@pytest.mark.parametrize(
+    ("has_begun", "text", "error"),
+    [
+        (True, "Unavailable: Stream ended before generation completed", WorkerLost),
+        (False, 'Unavailable: {"message":"busy","code":503}', CallFailed),
+    ],
+)
+async def test_answer_that_has_begun_and_a_refusal_are_not_asked_for_again(
+    has_begun: bool, text: str, error: type[CallFailed]
+) -> None:
     answers = Answers(1, 2)
 
     async def handler(instance: int) -> AsyncIterator[dict[str, Any]]:
-        yield {"from": instance}
-        raise ValueError("Unavailable: Stream ended before generation completed")
+        if has_begun:
+            yield {"from": instance}
+        raise ValueError(text)
 
     answers.handler = handler
-    async with answers.directory() as directory:
-        with pytest.raises(WorkerLost):
-            await Caller(directory).whole(call())
-    assert len(answers.asked) == 1
-
-
-async def test_refusal_is_not_tried_elsewhere() -> None:
-    answers = Answers(1, 2)
-
-    async def handler(instance: int) -> AsyncIterator[dict[str, Any]]:
-        if instance:
-            raise ValueError('Unavailable: {"message":"busy","code":503}')
-        yield {}
-
-    answers.handler = handler
-    async with answers.directory() as directory:
-        with pytest.raises(CallFailed, match="busy"):
-            await Caller(directory).whole(call())
+    async with calling(answers) as caller:
+        with pytest.raises(error) as failed:
+            await caller.whole(call())
+    assert isinstance(failed.value, WorkerLost) is has_begun
     assert len(answers.asked) == 1
 
 
@@ -157,8 +157,8 @@ async def test_reader_that_leaves_stops_the_worker() -> None:
         yield {}
 
     answers.handler = handler
-    async with answers.directory() as directory:
-        task = asyncio.create_task(Caller(directory).whole(call()))
+    async with calling(answers) as caller:
+        task = asyncio.create_task(caller.whole(call()))
         await asked.wait()
         assert not answers.contexts[0].is_stopped()
         task.cancel()
@@ -173,9 +173,9 @@ async def test_reader_that_leaves_stops_the_worker() -> None:
 async def test_what_nobody_offers_is_refused(
     instances: tuple[int, ...], model: str, api: str, status: int
 ) -> None:
-    async with Answers(*instances).directory() as directory:
+    async with calling(Answers(*instances)) as caller:
         with pytest.raises(CallFailed) as refused:
-            await Caller(directory).whole(call(model, api))
+            await caller.whole(call(model, api))
     assert refused.value.status == status
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import tempfile
+import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -60,13 +59,6 @@ def test_folder_elsewhere_is_new_and_leaves_other_files_alone(temporary: Path) -
         scratch.folder(str(named / "counter_1.db" / "x")).__enter__()
 
 
-def test_folder_of_somebody_else_is_left_alone(temporary: Path) -> None:
-    other = temporary / "dynamo-vllm-notes"
-    other.mkdir()
-    scratch.sweep()
-    assert other.is_dir()
-
-
 def test_machine_without_a_temporary_folder_is_told_what_to_do(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,36 +67,37 @@ def test_machine_without_a_temporary_folder_is_told_what_to_do(
         scratch.folder().__enter__()
 
 
-def sweeps(folder: Path) -> bool:
-    """Whether it comes to an end."""
-    code = "from dynamo_vllm.serving import scratch; scratch.sweep()"
-    env = {**os.environ, "TMPDIR": str(folder)}
-    try:
-        return subprocess.run([sys.executable, "-c", code], env=env, timeout=30).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+def planted(temporary: Path, mode: int = 0o700) -> Path:
+    """A folder that anybody can make in /tmp."""
+    folder = temporary / "dynamo-vllm-x"
+    folder.mkdir()
+    folder.chmod(mode)
+    return folder
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to one", "folder"])
 def test_whatever_stands_for_the_lock_holds_nobody_up(temporary: Path, kind: str) -> None:
-    """Anybody can make such a folder in /tmp; a pipe is opened when somebody writes to it."""
-    planted = temporary / "dynamo-vllm-x"
-    planted.mkdir(mode=0o700)
+    """A pipe is opened when somebody writes to it."""
+    folder = planted(temporary)
     if kind == "folder":
-        (planted / "in-use").mkdir()
+        (folder / "in-use").mkdir()
     else:
-        name = "in-use" if kind == "pipe" else "other"
-        os.mkfifo(planted / name)
+        os.mkfifo(folder / ("in-use" if kind == "pipe" else "other"))
         if kind != "pipe":
-            (planted / "in-use").symlink_to(planted / name)
-    assert sweeps(temporary)
-    assert planted.is_dir()
+            (folder / "in-use").symlink_to(folder / "other")
+    sweeping = threading.Thread(target=scratch.sweep, daemon=True)
+    sweeping.start()
+    sweeping.join(30)
+    assert not sweeping.is_alive()
+    assert folder.is_dir()
 
 
-def test_folder_in_which_others_can_write_is_not_removed(temporary: Path) -> None:
-    planted = temporary / "dynamo-vllm-x"
-    planted.mkdir()
-    (planted / "in-use").touch()
-    planted.chmod(0o777)
+@pytest.mark.parametrize(("mode", "has_lock"), [(0o777, True), (0o700, False)])
+def test_folder_in_which_others_can_write_or_without_a_lock_is_left_alone(
+    temporary: Path, mode: int, has_lock: bool
+) -> None:
+    folder = planted(temporary, mode)
+    if has_lock:
+        (folder / "in-use").touch()
     scratch.sweep()
-    assert planted.is_dir()
+    assert folder.is_dir()

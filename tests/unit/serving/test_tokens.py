@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from dynamo_vllm.engine.fake.parts import FakeTokens
 from dynamo_vllm.serving.tokens import endpoint
 from dynamo_vllm.serving.tokens.endpoint import TokenService
@@ -54,25 +52,21 @@ async def test_chat_has_no_special_tokens_unless_asked() -> None:
         assert (await asked(service(), "tokenize", messages=chat, **more))["body"]["count"] == count
 
 
-@pytest.mark.parametrize(
-    ("operation", "body", "status"),
-    [
+async def test_bad_requests_are_refused() -> None:
+    picture = [{"role": "user", "content": [{"type": "input_image"}]}]
+    bad: list[tuple[str, dict[str, Any], int]] = [
         ("tokenize", {}, 400),
         ("tokenize", {"prompt": 5}, 400),
         ("tokenize", {"prompt": "a", "model": "nobody"}, 404),
         ("tokenize", {"prompt": "a" * (endpoint.MOST_CHARACTERS + 1)}, 400),
-        ("tokenize", {"messages": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400),
+        ("tokenize", {"messages": picture}, 400),
         ("tokenize", {"messages": [], "chat_template_kwargs": {"tokenize": True}}, 400),
         ("detokenize", {"tokens": [-1]}, 400),
         ("detokenize", {}, 400),
         ("nonsense", {}, 400),
-    ],
-)
-async def test_bad_requests_are_refused(operation: str, body: dict[str, Any], status: int) -> None:
-    assert (await asked(service(), operation, **body))["status"] == status
-
-
-async def test_odd_requests_are_refused() -> None:
+    ]
+    for operation, body, status in bad:
+        assert (await asked(service(), operation, **body))["status"] == status, (operation, body)
     odd: list[Any] = [None, 5, [], {"operation": "tokenize", "body": 5}]
     for request in odd:
         (reply,) = [reply async for reply in service().answer(request)]

@@ -20,19 +20,13 @@ class Router:
         self.told.append((dp_rank, kv_used_blocks))
 
 
-def test_first_values_at_start_for_every_rank() -> None:
+def test_router_hears_of_every_rank_at_the_start_and_then_of_changes_only() -> None:
     meter, router = LoadMeter(), Router()
     meter.record(LoadFigures(1, 0, 0, 0.5))
     meter.connect(router, 100, range(2))
-    assert router.told == [(0, 0), (1, 50)]
-
-
-def test_the_router_hears_of_changes_only() -> None:
-    meter, router = LoadMeter(), Router()
-    meter.connect(router, 100, range(1))
     for usage in (0.1, 0.1, 0.101, 0.2):
         meter.record(LoadFigures(0, 1, 0, usage))
-    assert router.told == [(0, 0), (0, 10), (0, 20)]
+    assert router.told == [(0, 0), (1, 50), (0, 10), (0, 20)]
 
 
 # --- what an operator sees --------------------------------------------------------------------------------
@@ -74,18 +68,9 @@ def test_ranks_come_in_order_with_what_is_known() -> None:
     meter = LoadMeter(Clock())
     for rank in (1, 0):
         meter.record(LoadFigures(rank, 3, 2, 0.5))
-    assert meter.ranks() == [
-        {
-            "rank": rank,
-            "running": 3,
-            "waiting": 2,
-            "kv_usage": 0.5,
-            "hit_rate": None,
-            "tokens_per_second": 0.0,
-            "prompt_tokens_per_second": 0.0,
-        }
-        for rank in (0, 1)
-    ]
+    known = {"running": 3, "waiting": 2, "kv_usage": 0.5, "hit_rate": None}
+    speeds = dict.fromkeys(("tokens_per_second", "prompt_tokens_per_second"), 0.0)
+    assert meter.ranks() == [{"rank": rank, **known, **speeds} for rank in (0, 1)]
 
 
 def test_speed_of_even_work() -> None:
@@ -93,12 +78,6 @@ def test_speed_of_even_work() -> None:
     for _ in range(1000):
         worked.step(0.01, made=8)
     assert worked.speed == pytest.approx(800, rel=0.01)
-
-
-def test_speed_of_work_that_has_just_begun_is_not_that_of_its_first_step() -> None:
-    worked = Worked()
-    worked.step(600, made=256)
-    assert worked.speed == 256
 
 
 def test_speed_after_a_pause_knows_nothing_of_what_was_before_it() -> None:
@@ -111,10 +90,13 @@ def test_speed_after_a_pause_knows_nothing_of_what_was_before_it() -> None:
     assert worked.speed == pytest.approx(105)
 
 
-def test_what_an_engine_does_first_counts_at_once() -> None:
+@pytest.mark.parametrize(("seconds", "made"), [(0.1, 5), (600, 256)])
+def test_what_an_engine_does_first_counts_at_once_but_not_as_the_speed_of_a_step(
+    seconds: float, made: int
+) -> None:
     worked = Worked()
-    worked.step(0.1, made=5, asked=100, found=50)
-    assert (worked.speed, worked.hit_rate) == (5, 0.5)
+    worked.step(seconds, made=made, asked=100, found=50)
+    assert (worked.speed, worked.hit_rate) == (made, 0.5)
     assert worked.meter.ranks()[0]["prompt_tokens_per_second"] == 100
 
 

@@ -7,12 +7,14 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dynamo_vllm.serving.plane.file_lease import LEASE_SECONDS, TOUCHED_SECONDS, FileKeeper
 
+Later = Callable[[float], float]
 INSTANCE = 0x5E95A1E124248908
 OURS = f"dynamo%2Fbackend%2Fgenerate%2F{INSTANCE:x}"
 
@@ -33,37 +35,44 @@ def keeper(tmp_path: Path, instances: Path) -> FileKeeper:
     return made
 
 
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    """Sets the clock."""
+
+    def set_clock(seconds: float) -> float:
+        now = time.time() + seconds
+        monkeypatch.setattr("time.time", lambda: now)
+        return now
+
+    return set_clock
+
+
+DAY = 24 * 3600
+
+
 def make_old(path: Path, seconds: float) -> None:
     then = time.time() - seconds
     os.utime(path, (then, then))
 
 
-def test_file_removed_for_its_age_is_put_back(
-    keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tomorrow = time.time() + 24 * 3600
+def test_file_removed_for_its_age_is_put_back(keeper: FileKeeper, instances: Path, later: Later) -> None:
     for path in list(instances.iterdir()):
         path.unlink()
-    monkeypatch.setattr("time.time", lambda: tomorrow)
+    tomorrow = later(DAY)
     keeper.look()
     assert [(path.name, path.read_text()) for path in instances.iterdir()] == [(OURS, "ours")]
     assert (instances / OURS).stat().st_mtime == pytest.approx(tomorrow, abs=1), "else it is removed again"
 
 
-def test_what_the_process_took_out_itself_stays_out(
-    keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_process_took_out_stays_out(keeper: FileKeeper, instances: Path, later: Later) -> None:
     (instances / OURS).unlink()
     keeper.look()
-    later = time.time() + 2 * LEASE_SECONDS
-    monkeypatch.setattr("time.time", lambda: later)
+    later(2 * LEASE_SECONDS)
     keeper.look()
     assert not (instances / OURS).exists()
 
 
-def test_folder_that_cannot_be_read_is_not_taken_for_empty(
-    keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder_is_not_taken_for_empty(keeper: FileKeeper, instances: Path, later: Later) -> None:
     """So it is without a free descriptor; what was removed meanwhile is put back when there are some."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
@@ -73,8 +82,7 @@ def test_folder_that_cannot_be_read_is_not_taken_for_empty(
         (instances / OURS).unlink()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    later = time.time() + 2 * LEASE_SECONDS
-    monkeypatch.setattr("time.time", lambda: later)
+    later(2 * LEASE_SECONDS)
     keeper.look()
     assert (instances / OURS).read_text() == "ours"
 
@@ -126,14 +134,11 @@ def test_sockets_are_listed_once_for_all_files_of_other_workers(
     assert listed == [1]
 
 
-def test_newer_content_is_what_comes_back(
-    keeper: FileKeeper, instances: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newer_content_is_what_comes_back(keeper: FileKeeper, instances: Path, later: Later) -> None:
     (instances / "new").write_text("newer")
     (instances / "new").rename(instances / OURS)
     keeper.look()
     (instances / OURS).unlink()
-    tomorrow = time.time() + 24 * 3600
-    monkeypatch.setattr("time.time", lambda: tomorrow)
+    later(DAY)
     keeper.look()
     assert (instances / OURS).read_text() == "newer"

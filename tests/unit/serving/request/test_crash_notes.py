@@ -17,7 +17,6 @@ from dynamo.llm.exceptions import EngineShutdown
 from dynamo_vllm.errors import EngineDead, NotTriedAgain
 from dynamo_vllm.serving.request import crash_notes
 from dynamo_vllm.serving.request.crash_notes import CrashNotes
-from dynamo_vllm.serving.request.service import Service
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
 DEADLY = 99
@@ -79,7 +78,7 @@ def worker_with(request_id: str, folder: Path) -> Iterator[subprocess.Popen[str]
 
 def test_places_are_used_again(tmp_path: Path) -> None:
     notes = CrashNotes(str(tmp_path))
-    for number in range(1000):
+    for number in range(50):
         with notes.waiting(str(number)):
             pass
     (file,) = tmp_path.iterdir()
@@ -127,10 +126,7 @@ def test_files_of_long_dead_workers_go_with_the_next_start(tmp_path: Path) -> No
 async def test_worker_whose_engine_died_leaves_its_requests_noted(tmp_path: Path) -> None:
     for kind in (EngineShutdown, EngineShutdown, HttpError):
         worker = await make_worker(die_on_token=DEADLY)
-        role = worker.service._role
-        worker.service = Service(
-            role, worker.engine, worker.in_flight, worker.deaths.append, crash_notes=CrashNotes(str(tmp_path))
-        )
+        worker.serve(crash_notes=CrashNotes(str(tmp_path)))
         await worker.generate(request(), FakeContext("harmless"), FakeSender())
         with pytest.raises(kind):
             await worker.generate(request([DEADLY]), FakeContext("deadly"), FakeSender())

@@ -9,7 +9,6 @@ import pytest
 from dynamo_vllm.errors import ClientBehind
 from dynamo_vllm.job import Output
 from dynamo_vllm.serving.request.pace import LONGEST_SECONDS, Gathering, Pace
-from dynamo_vllm.serving.request.service import Service
 from harness.fakes import FakeContext, make_worker, request
 from harness.waiting import until_async
 
@@ -35,6 +34,10 @@ class OneStream:
         self.sent: list[list[int]] = []
         self.error: Exception | None = None
 
+    def tokens(self, *tokens: int) -> None:
+        for token in tokens:
+            self.out(Output([token]))
+
     def out(self, output: Output) -> None:
         if not self.sent:
             self.gathering.begin(self.out)
@@ -47,54 +50,46 @@ class OneStream:
 
 async def test_few_streams_send_each_token_at_once() -> None:
     stream = OneStream(others=10)
-    for token in range(5):
-        stream.out(Output([token]))
+    stream.tokens(*range(5))
     assert stream.sent == [[0], [1], [2], [3], [4]]
 
 
 async def test_a_first_token_does_not_wait_and_later_ones_travel_together() -> None:
     stream = OneStream()
-    for token in range(3):
-        stream.out(Output([token]))
+    stream.tokens(*range(3))
     assert stream.sent == [[0]]
     stream.clock.now += stream.pace.seconds
-    stream.out(Output([3]))
-    stream.out(Output([4]))
+    stream.tokens(3, 4)
     assert stream.sent == [[0], [1, 2, 3]]
 
 
 async def test_the_last_output_takes_along_what_waits() -> None:
     stream = OneStream()
-    for token in range(4):
-        stream.out(Output([token]))
+    stream.tokens(*range(4))
     stream.out(Output([4], finish="length", finished=True))
     assert stream.sent == [[0], [1, 2, 3, 4]]
 
 
 async def test_what_waits_is_sent_when_the_engine_makes_no_step() -> None:
     stream = OneStream()
-    for token in range(4):
-        stream.out(Output([token]))
+    stream.tokens(*range(4))
     await until_async("the timer", lambda: len(stream.sent) == 2)
     assert stream.sent == [[0], [1, 2, 3]]
 
 
 async def test_nothing_is_overtaken_when_the_other_streams_end() -> None:
     stream = OneStream()
-    for token in range(3):
-        stream.out(Output([token]))
+    stream.tokens(*range(3))
     stream.pace.count(-MANY)
-    stream.out(Output([3]))
-    stream.out(Output([4]))
+    stream.tokens(3, 4)
     await until_async("the timer", lambda: stream.pace.seconds == 0)
-    stream.out(Output([5]))
+    stream.tokens(5)
     assert sum(stream.sent, []) == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_client_that_is_too_far_behind_ends_the_job_with_its_next_token() -> None:
     stream = OneStream()
-    for token in range(3):
-        stream.out(Output([token]))
+    stream.tokens(*range(3))
     stream.error = ClientBehind("it does not read")
     await until_async("the timer", lambda: stream.gathering._failure is not None)
     with pytest.raises(ClientBehind):
@@ -104,49 +99,39 @@ async def test_a_client_that_is_too_far_behind_ends_the_job_with_its_next_token(
 async def test_an_ended_stream_sends_nothing_more() -> None:
     stream, other = OneStream(), OneStream()
     other.pace, other.gathering = stream.pace, Gathering(stream.pace)
-    for token in range(3):
-        stream.out(Output([token]))
-        other.out(Output([token]))
+    stream.tokens(*range(3))
+    other.tokens(*range(3))
     stream.gathering.end()
     await until_async("the timer", lambda: len(other.sent) == 2)
     assert stream.sent == [[0]]
 
 
-def test_the_wait_grows_with_the_streams_up_to_a_limit() -> None:
-    pace = Pace(10_000)
-    found = []
-    for streams in (10, 100, 256, 5000):
-        pace.count(streams)
-        found.append(pace.seconds)
+def test_the_wait_grows_with_the_streams_up_to_a_limit_and_zero_turns_it_off() -> None:
+    pace, off, seconds = Pace(10_000), Pace(0), []
+    for streams in (10, 100, 256, 5000, 10):
+        for each in (pace, off):
+            each.count(streams)
+        seconds.append(pace.seconds)
+        assert off.seconds == 0.0
         pace.count(-streams)
-    assert found == [0.0, 0.01, 0.0256, LONGEST_SECONDS]
-    pace.count(10)
-    assert pace.seconds == 0.0
-
-
-def test_zero_messages_per_second_turns_it_off() -> None:
-    pace = Pace(0)
-    pace.count(5000)
-    assert pace.seconds == 0.0
+    assert seconds == [0.0, 0.01, 0.0256, LONGEST_SECONDS, 0.0]
 
 
 async def test_a_busy_worker_sends_all_tokens_in_fewer_messages() -> None:
     """The same answers with and without, through the whole request path."""
     plain, plain_messages = await answers(Pace(0))
-    paced, paced_messages = await answers(Pace(1000))
+    paced, paced_messages = await answers(Pace(500))
     assert paced == plain
     assert plain_messages == STREAMS * TOKENS
     assert paced_messages < plain_messages / 2
 
 
-STREAMS, TOKENS = 64, 40
+STREAMS, TOKENS = 32, 20
 
 
 async def answers(pace: Pace) -> tuple[list[list[int]], int]:
     worker = await make_worker()
-    worker.service = Service(
-        worker.service._role, worker.engine, worker.in_flight, worker.deaths.append, pace=pace
-    )
+    worker.serve(pace=pace)
     senders = await asyncio.gather(
         *(worker.generate(request(max_tokens=TOKENS), FakeContext(f"r{n}")) for n in range(STREAMS))
     )

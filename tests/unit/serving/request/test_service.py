@@ -18,7 +18,7 @@ from dynamo_vllm.serving.request.crash_notes import CrashNotes
 from dynamo_vllm.serving.request.egress import Egress
 from dynamo_vllm.serving.request.outlet import outlet
 from dynamo_vllm.serving.request.pace import Gathering, Pace
-from dynamo_vllm.serving.request.service import Service, answering_probes
+from dynamo_vllm.serving.request.service import answering_probes
 from dynamo_vllm.wire import GenerateRequest, prompt_mark
 from harness.fakes import FakeContext, FakeSender, make_worker, request
 
@@ -43,6 +43,7 @@ async def test_moved_request_counts_its_first_prompt_only() -> None:
     worker = await make_worker()
     whole = await worker.generate(request([5, 6], max_tokens=10))
     moved = request([5, 6, *whole.tokens[:4]], max_tokens=6)
+    assert (await worker.generate(moved)).tokens == whole.tokens[4:], "it goes on where it was"
     moved["migration_link"] = whole.chunks[0]["worker_trace_link"]
     rest = await worker.generate(moved)
     assert rest.chunks[-1]["completion_usage"]["prompt_tokens"] == 2
@@ -50,14 +51,15 @@ async def test_moved_request_counts_its_first_prompt_only() -> None:
     assert sum("worker_trace_link" in chunk for chunk in whole.chunks) == 1
 
 
-@pytest.mark.parametrize(
-    "link",
-    [{"trace_id": "0" * 32, "span_id": "1" * 16}, {"trace_id": prompt_mark(1)["trace_id"], "span_id": "zz"}],
-)
-async def test_somebody_elses_link_changes_nothing(link: dict[str, str]) -> None:
+async def test_somebody_elses_link_changes_nothing() -> None:
     worker = await make_worker()
-    sender = await worker.generate({**request([5, 6, 7]), "migration_link": link})
-    assert sender.chunks[-1]["completion_usage"]["prompt_tokens"] == 3
+    links = [
+        {"trace_id": "0" * 32, "span_id": "1" * 16},
+        {"trace_id": prompt_mark(1)["trace_id"], "span_id": "zz"},
+    ]
+    for link in links:
+        sender = await worker.generate({**request([5, 6, 7]), "migration_link": link})
+        assert sender.chunks[-1]["completion_usage"]["prompt_tokens"] == 3
 
 
 async def test_moved_request_owes_only_the_rest_of_min_tokens() -> None:
@@ -84,9 +86,8 @@ async def test_cancel_before_first_token_aborts_once() -> None:
 
 async def test_cancel_in_mid_stream_stops_sending() -> None:
     worker = await make_worker(token_ms=1)
-    context, sender = FakeContext(), FakeSender()
-    running = asyncio.create_task(worker.generate(request(max_tokens=4000), context, sender))
-    await sender.first.wait()
+    context = FakeContext()
+    running, sender = await worker.begin(context=context)
     context.stop()
     await running
     assert worker.engine.aborted == ["r1"]
@@ -110,9 +111,7 @@ async def test_stopped_before_the_engine_saw_it() -> None:
 
 async def test_drain_moves_a_running_request() -> None:
     worker = await make_worker(token_ms=1)
-    sender = FakeSender()
-    running = asyncio.create_task(worker.generate(request(max_tokens=4000), sender=sender))
-    await sender.first.wait()
+    running, sender = await worker.begin()
     worker.in_flight.abort_all()
     with pytest.raises(StreamIncomplete):
         await running
@@ -139,7 +138,7 @@ class Fetching(Aggregated):
 async def test_drain_moves_a_request_that_the_engine_does_not_know_yet(comes: bool) -> None:
     worker = await make_worker()
     role = Fetching(worker.facts)
-    worker.service = Service(role, worker.engine, worker.in_flight, worker.deaths.append)
+    worker.serve(role)
     running = asyncio.create_task(worker.generate(request(max_tokens=4000)))
     await role.began.wait()
     if comes:
@@ -153,7 +152,7 @@ async def test_drain_moves_a_request_that_the_engine_does_not_know_yet(comes: bo
 async def test_drain_while_a_request_is_cleared_away() -> None:
     worker = await make_worker()
     role, context = Fetching(worker.facts), FakeContext()
-    worker.service = Service(role, worker.engine, worker.in_flight, worker.deaths.append)
+    worker.serve(role)
     running = asyncio.create_task(worker.generate(request(), context))
     await role.began.wait()
     context.stop()
@@ -185,23 +184,26 @@ async def test_engine_failure_of_one_request_is_a_500() -> None:
     worker = await make_worker(fail_on_token=9)
     with pytest.raises(HttpError) as caught:
         await worker.generate(request([9]))
-    assert caught.value.code == 500
-    assert worker.deaths == []
+    assert (caught.value.code, worker.deaths) == (500, [])
     assert (await worker.generate(request())).closed
 
 
 async def test_refusal_names_the_field() -> None:
     worker = await make_worker()
-    with pytest.raises(InvalidArgument, match="temperature"):
-        await worker.generate(request(temperature=-1.0))
-    with pytest.raises(InvalidArgument, match="token_ids"):
-        await worker.generate({"token_ids": "abc"})
-    with pytest.raises(InvalidArgument, match="dp_rank: 3 is unknown"):
-        await worker.generate({**request(), "routing": {"dp_rank": 3}})
-    with pytest.raises(InvalidArgument, match="prompt: 5000 is not in the vocabulary"):
-        await worker.generate(request([5000]))
-    with pytest.raises(InvalidArgument, match="this model takes text only"):
-        await worker.generate({**request(), "multi_modal_data": {"image_url": [{"Url": "data:,"}]}})
+    refusals: list[tuple[dict[str, Any], str]] = [
+        (request(temperature=-1.0), "temperature"),
+        ({"token_ids": "abc"}, "token_ids"),
+        ({**request(), "routing": {"dp_rank": 3}}, "dp_rank: 3 is unknown"),
+        (request([5000]), "prompt: 5000 is not in the vocabulary"),
+        ({**request(), "multi_modal_data": {"image_url": [{"Url": "data:,"}]}}, "this model takes text only"),
+    ]
+    for raw, match in refusals:
+        with pytest.raises(InvalidArgument, match=match):
+            await worker.generate(raw)
+    with pytest.raises(HttpError) as caught:
+        await worker.generate({**request(), "routing": {"lora_name": "sql"}})
+    assert caught.value.code == 404, "an adapter that is not here is an unknown model"
+    assert worker.engine.outputs_seen() == {0: 0}
 
 
 async def test_unexpected_error_is_a_500_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,44 +216,15 @@ async def test_unexpected_error_is_a_500_and_is_logged(caplog: pytest.LogCapture
 
 
 async def test_same_id_twice_at_once_are_two_jobs() -> None:
-    worker = await make_worker(token_ms=1)
-    first, second = await asyncio.gather(
-        worker.generate(request([5, 6], max_tokens=20)), worker.generate(request([8, 9], max_tokens=20))
-    )
-    alone = (
-        await worker.generate(request([5, 6], max_tokens=20)),
-        await worker.generate(request([8, 9], max_tokens=20)),
-    )
-    assert (first.tokens, second.tokens) == (alone[0].tokens, alone[1].tokens)
-    assert first.tokens != second.tokens
-
-
-async def test_leaving_one_of_two_requests_with_the_same_id_keeps_the_other() -> None:
     """Without an id of its own the abort of the first would end the second."""
     worker = await make_worker(token_ms=1)
-    leaving, sender = FakeContext("same"), FakeSender()
-    first = asyncio.create_task(worker.generate(request([5], max_tokens=4000), leaving, sender))
-    await sender.first.wait()
-    other = FakeSender()
-    second = asyncio.create_task(worker.generate(request([8], max_tokens=60), FakeContext("same"), other))
-    await other.first.wait()
+    alone = await worker.generate(request([8], max_tokens=60))
+    leaving = FakeContext("same")
+    first, _ = await worker.begin([5], context=leaving)
+    second, _ = await worker.begin([8], 60, FakeContext("same"))
     leaving.stop()
-    assert len((await second).tokens) == 60
+    assert (await second).tokens == alone.tokens and len(alone.tokens) == 60
     await first
-
-
-async def test_moved_request_goes_on_where_it_was() -> None:
-    worker = await make_worker()
-    whole = (await worker.generate(request([5, 6], max_tokens=10))).tokens
-    rest = (await worker.generate(request([5, 6, *whole[:4]], max_tokens=6))).tokens
-    assert whole[:4] + rest == whole
-
-
-async def test_adapter_that_is_not_here_is_an_unknown_model() -> None:
-    worker = await make_worker()
-    with pytest.raises(HttpError) as caught:
-        await worker.generate({**request(), "routing": {"lora_name": "sql"}})
-    assert caught.value.code == 404 and worker.engine.outputs_seen() == {0: 0}
 
 
 async def test_two_choices_count_together() -> None:

@@ -18,22 +18,13 @@ def shown(message: object, *args: object) -> str:
     return record.getMessage() + str(vars(record)["trace"])
 
 
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_about_a_traced_request_ends_with_its_trace_and_others_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(trace_ids, "r1", "abc")
-
-
-@pytest.mark.usefixtures("traced")
-def test_line_about_a_traced_request_ends_with_its_trace() -> None:
-    assert (
-        shown("request %s: aborted after %d tokens", "r1", 3)
-        == "request r1: aborted after 3 tokens trace_id=abc"
-    )
+    aborted = "request r1: aborted after 3 tokens trace_id=abc"
+    assert shown("request %s: aborted after %d tokens", "r1", 3) == aborted
     assert shown("request %s: refused", "r1#2") == "request r1#2: refused trace_id=abc"
-
-
-@pytest.mark.usefixtures("traced")
-def test_other_lines_are_left_alone() -> None:
     assert shown("request %s: refused", "r2") == "request r2: refused"
     assert shown("adapter %s: loaded", "r1") == "adapter r1: loaded"
     assert shown("request without arguments") == "request without arguments"
@@ -47,29 +38,30 @@ def exported(argv: list[str], environment: dict[str, str], monkeypatch: pytest.M
     return {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
 
 
-def test_endpoint_switches_the_runtime_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = exported(
+def test_endpoint_switches_the_runtime_on_and_what_the_environment_says_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "OTEL_EXPORT_ENABLED" not in exported([], {}, monkeypatch)
+    by_flags = exported(
         ["--otlp-endpoint", "http://x:4318", "--otlp-protocol", "http/protobuf"], {}, monkeypatch
     )
-    assert found["OTEL_EXPORT_ENABLED"] == "1" and found["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://x:4318"
+    protocol = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
     assert (
-        found["OTEL_EXPORTER_OTLP_PROTOCOL"] == found["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+        by_flags.items()
+        >= {
+            "OTEL_EXPORT_ENABLED": "1",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318",
+            "OTEL_SERVICE_NAME": "dynamo-vllm-frontend",
+            **dict.fromkeys(protocol, "http/protobuf"),
+        }.items()
     )
-    assert found["OTEL_SERVICE_NAME"] == "dynamo-vllm-frontend"
-
-
-def test_what_the_environment_says_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {
+    environment = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317",
         "OTEL_SERVICE_NAME": "mine",
         "OTEL_BLRP_SCHEDULE_DELAY": "1",
     }
-    found = exported([], said, monkeypatch)
-    assert found | said == found and found["OTEL_EXPORT_ENABLED"] == "1"
-
-
-def test_without_an_endpoint_nothing_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "OTEL_EXPORT_ENABLED" not in exported([], {}, monkeypatch)
+    variables = exported([], environment, monkeypatch)
+    assert variables.items() >= {**environment, "OTEL_EXPORT_ENABLED": "1"}.items()
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,12 @@ def opened(behind: tuple[str, int], admin: Recorder | None = None) -> Iterator[S
         front.close()
 
 
+Answer = tuple[int, Any, dict[str, str]]
+
+
 def get(
     front: SystemPort, path: str, method: str = "GET", body: bytes | None = None, **headers: str
-) -> tuple[int, Any, dict[str, str]]:
+) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers)
@@ -98,34 +101,36 @@ def get(
     return answer.status, json.loads(content) if is_json else content, dict(answer.getheaders())
 
 
-async def ask(
-    front: SystemPort, method: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, Any, dict[str, str]]:
+async def ask(front: SystemPort, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
     return await asyncio.to_thread(get, front, path, method, body, **headers)
+
+
+async def status(front: SystemPort, method: str, path: str, body: bytes | None = None, **headers: str) -> int:
+    return (await ask(front, method, path, body, **headers))[0]
 
 
 async def test_everything_else_is_the_runtimes(behind: tuple[str, int]) -> None:
     with opened(behind) as front:
-        status, content, headers = await ask(front, "GET", "/metrics?x=1")
-        assert (status, content, headers["Content-Type"]) == (200, b"runtime /metrics?x=1", "text/x-runtime")
-        assert (await ask(front, "GET", "/health"))[0] == 503
+        code, content, headers = await ask(front, "GET", "/metrics?x=1")
+        assert (code, content, headers["Content-Type"]) == (200, b"runtime /metrics?x=1", "text/x-runtime")
+        assert await status(front, "GET", "/health") == 503
 
 
-async def test_runtime_that_is_gone(behind: tuple[str, int]) -> None:
+async def test_runtime_that_is_gone() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         with opened(("127.0.0.1", unused.getsockname()[1])) as front:
-            assert (await ask(front, "GET", "/live"))[0] == 503
+            assert await status(front, "GET", "/live") == 503
 
 
 async def test_worker_that_was_told_to_rest_is_alive(behind: tuple[str, int]) -> None:
     """The runtime's /live says as little as /health; whoever watches would replace a worker that sleeps."""
     admin = Recorder()
     with opened(behind, admin) as front:
-        assert (await ask(front, "GET", "/live"))[0] == 503
+        assert await status(front, "GET", "/live") == 503
         admin.is_at_rest = True
         assert (await ask(front, "GET", "/live"))[:2] == (200, {"status": "resting"})
-        assert (await ask(front, "GET", "/health"))[0] == 503
+        assert await status(front, "GET", "/health") == 503
 
 
 async def test_loop_that_stands_still_is_told_until_it_goes_on(
@@ -139,41 +144,41 @@ async def test_loop_that_stands_still_is_told_until_it_goes_on(
         """With this the loop stands still: it waits for it."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            status, reply, _ = get(front, "/live")
-            if status == 503:
+            code, reply, _ = get(front, "/live")
+            if code == 503:
                 return reply, get(front, "/health")[1]
         return None
 
     with opened(behind, admin) as front:
         front.watch_loop()
-        assert (await ask(front, "GET", "/live"))[0] == 200
+        assert await status(front, "GET", "/live") == 200
         with ThreadPoolExecutor(1) as pool:
             live, health = pool.submit(stuck).result()
         assert live["status"] == health["status"] == "stuck"
         assert live["message"].startswith("the worker's event loop has been blocked for")
         async with asyncio.timeout(10):
-            while (await ask(front, "GET", "/live"))[0] != 200:
+            while await status(front, "GET", "/live") != 200:
                 await asyncio.sleep(0.01)
 
 
 async def test_verbs_and_their_statuses(behind: tuple[str, int]) -> None:
     admin = Recorder()
-    with opened(behind, admin) as front:
-        assert (await ask(front, "POST", "/engine/sleep", b'{"level": 2}'))[0] == 200
-        assert (await ask(front, "POST", "/engine/wake_up"))[0] == 200
-        assert (await ask(front, "GET", "/v1/loras"))[0] == 200
-        assert (await ask(front, "DELETE", "/v1/loras/team%2Fsql"))[0] == 200
-        assert (await ask(front, "DELETE", "/v1/loras/team/sql"))[0] == 200
-        status, reply, _ = await ask(front, "DELETE", "/v1/loras/none")
-    assert (status, reply["error"]) == (404, "adapter_unknown")
-    assert admin.asked == [
-        ("sleep", {"level": 2}),
-        ("wake_up", {}),
-        ("list_loras", {}),
-        ("unload_lora", {"lora_name": "team/sql"}),
-        ("unload_lora", {"lora_name": "team/sql"}),
-        ("unload_lora", {"lora_name": "none"}),
+    calls: list[tuple[str, str, bytes | None, str, dict[str, Any]]] = [
+        ("POST", "/engine/sleep", b'{"level": 2}', "sleep", {"level": 2}),
+        ("POST", "/engine/wake_up", None, "wake_up", {}),
+        ("GET", "/v1/loras", None, "list_loras", {}),
+        ("DELETE", "/v1/loras/team%2Fsql", None, "unload_lora", {"lora_name": "team/sql"}),
+        ("DELETE", "/v1/loras/team/sql", None, "unload_lora", {"lora_name": "team/sql"}),
     ]
+    with opened(behind) as front:
+        code, reply, _ = await ask(front, "POST", "/engine/sleep")
+        assert (code, reply["message"]) == (409, "this worker is still starting")
+    with opened(behind, admin) as front:
+        for method, path, body, *_ in calls:
+            assert await status(front, method, path, body) == 200
+        assert admin.asked == [(verb, body) for *_, verb, body in calls]
+        code, reply, _ = await ask(front, "DELETE", "/v1/loras/none")
+    assert (code, reply["error"]) == (404, "adapter_unknown")
 
 
 async def test_one_connection_for_several_requests(behind: tuple[str, int]) -> None:
@@ -191,25 +196,26 @@ async def test_one_connection_for_several_requests(behind: tuple[str, int]) -> N
     assert found == [b"runtime /metrics", b'{"status": "success"}', b"runtime /live"]
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status", "said"),
-    [
+async def test_bad_request(behind: tuple[str, int]) -> None:
+    admin = Recorder()
+    no_json = [
+        b"{",
+        b'{"level": "\xed\xa0\x80"}',
+        *(b'{"drain_seconds": %s}' % n for n in (b"NaN", b"Infinity", b"1e999")),
+    ]
+    requests: list[tuple[str, str, bytes | None, int, str]] = [
         ("GET", "/engine/sleep", None, 405, "/engine/sleep takes POST"),
         ("PUT", "/v1/loras", b"{}", 405, "takes GET or POST"),
         ("POST", "/engine/slep", b"{}", 404, "there is no /engine/slep"),
-        ("POST", "/engine/sleep", b"{", 400, "the body is not JSON"),
-        ("POST", "/engine/sleep", b'{"level": "\xed\xa0\x80"}', 400, "the body is not JSON"),
+        *(("POST", "/engine/sleep", body, 400, "the body is not JSON") for body in no_json),
+        ("POST", "/engine/sleep", b"[" * 100_000, 400, ""),
         ("POST", "/engine/sleep", b"[]", 400, "must be a JSON object"),
         ("POST", "/engine/sleep", b"x" * (system_port_handler.MAX_BODY_BYTES + 1), 413, "are allowed"),
-    ],
-)
-async def test_bad_request(
-    behind: tuple[str, int], method: str, path: str, body: bytes | None, status: int, said: str
-) -> None:
-    admin = Recorder()
+    ]
     with opened(behind, admin) as front:
-        found, reply, _ = await ask(front, method, path, body)
-    assert (found, reply["status"]) == (status, "error") and said in reply["message"]
+        for method, path, body, code, message in requests:
+            answered, reply, _ = await ask(front, method, path, body)
+            assert (answered, reply["status"]) == (code, "error") and message in reply["message"]
     assert admin.asked == []
 
 
@@ -221,34 +227,31 @@ async def test_what_nobody_thought_of_is_a_500_and_in_the_log(
             raise ZeroDivisionError("of the inside")
 
     with opened(behind, Broken()) as front:
-        status, reply, _ = await ask(front, "POST", "/engine/sleep")
-    assert (status, reply["error"]) == (500, "failed") and "inside" not in str(reply)
+        code, reply, _ = await ask(front, "POST", "/engine/sleep")
+    assert (code, reply["error"]) == (500, "failed") and "inside" not in str(reply)
     assert "ZeroDivisionError: of the inside" in caplog.text
 
 
-async def test_verbs_wait_for_the_worker(behind: tuple[str, int]) -> None:
-    with opened(behind) as front:
-        status, reply, _ = await ask(front, "POST", "/engine/sleep")
-    assert (status, reply["message"]) == (409, "this worker is still starting")
-
-
-async def test_token(behind: tuple[str, int]) -> None:
+async def test_token_or_a_program_of_this_machine_is_needed(
+    behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     admin = Recorder("hush")
     with opened(behind, admin) as front:
-        status, reply, headers = await ask(front, "POST", "/engine/sleep")
-        assert (status, headers["WWW-Authenticate"]) == (401, "Bearer") and "hush" not in str(reply)
-        assert (await ask(front, "POST", "/engine/sleep", Authorization="Bearer no"))[0] == 401
-        assert (await ask(front, "GET", "/v1/loras", Authorization="Basic hush"))[0] == 401
-        assert (await ask(front, "GET", "/metrics"))[0] == 200
-        assert (await ask(front, "POST", "/engine/sleep", Authorization="Bearer hush"))[0] == 200
+        code, reply, headers = await ask(front, "POST", "/engine/sleep")
+        assert (code, headers["WWW-Authenticate"]) == (401, "Bearer") and "hush" not in str(reply)
+        assert await status(front, "POST", "/engine/sleep", Authorization="Bearer no") == 401
+        assert await status(front, "GET", "/v1/loras", Authorization="Basic hush") == 401
+        assert await status(front, "GET", "/metrics") == 200
+        admin.token = None
+        assert await status(front, "POST", "/engine/sleep", Origin="http://evil.example") == 403
+        monkeypatch.setattr(callers, "is_loopback", lambda address: False)
+        code, reply, _ = await ask(front, "POST", "/engine/sleep")
+        assert code == 403 and "--admin-token" in reply["message"]
+        assert await status(front, "GET", "/metrics") == 200
+        assert admin.asked == []
+        admin.token = "hush"
+        assert await status(front, "POST", "/engine/sleep", Authorization="Bearer hush") == 200
     assert admin.asked == [("sleep", {})]
-
-
-async def test_no_page_in_a_browser_may_ask(behind: tuple[str, int]) -> None:
-    admin = Recorder()
-    with opened(behind, admin) as front:
-        assert (await ask(front, "POST", "/engine/sleep", Origin="http://evil.example"))[0] == 403
-    assert admin.asked == []
 
 
 def talk(port: int, *sent: bytes) -> bytes:
@@ -266,57 +269,44 @@ def talk(port: int, *sent: bytes) -> bytes:
 HIDDEN = b"POST /engine/sleep HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/engine/sleep", "/engine/none"])
-async def test_page_cannot_hide_a_request_in_the_body_of_another(behind: tuple[str, int], path: str) -> None:
+async def test_page_cannot_hide_a_request_in_the_body_of_another(behind: tuple[str, int]) -> None:
     """A browser sends any body anywhere, with its Origin on the outer request only."""
     admin = Recorder()
-    outer = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n"
     with opened(behind, admin) as front:
-        sized = f"{outer}Content-Length: {len(HIDDEN)}\r\n\r\n".encode()
-        answers = await asyncio.to_thread(talk, front.port, sized + HIDDEN)
-        assert answers.count(b"HTTP/1.1 ") == 1
-        chunked = f"{outer}Transfer-Encoding: chunked\r\n\r\n".encode()
-        answers = await asyncio.to_thread(talk, front.port, chunked + HIDDEN)
-        assert answers.count(b"HTTP/1.1 ") == 1
+        for path in ("/metrics", "/engine/sleep", "/engine/none"):
+            for length in (f"Content-Length: {len(HIDDEN)}", "Transfer-Encoding: chunked"):
+                outer = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n{length}\r\n\r\n"
+                answers = await asyncio.to_thread(talk, front.port, outer.encode() + HIDDEN)
+                assert answers.count(b"HTTP/1.1 ") == 1
     assert admin.asked == []
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [("100",), ("2", "3"), ("-1",), ("+2",), ("1_0",), ("9" * 5000,)],
-    ids=["broken off", "two", "negative", "signed", "underscore", "more digits than Python reads"],
-)
-async def test_body_of_doubtful_length_does_nothing(
-    behind: tuple[str, int], lengths: tuple[str, ...]
-) -> None:
+async def test_body_of_doubtful_length_does_nothing(behind: tuple[str, int]) -> None:
+    """Broken off, two, negative, signed, with an underscore, with more digits than Python reads."""
     admin = Recorder()
-    head = "POST /engine/sleep HTTP/1.1\r\nHost: localhost\r\n"
-    head += "".join(f"Content-Length: {length}\r\n" for length in lengths)
     with opened(behind, admin) as front:
-        answer = await asyncio.to_thread(talk, front.port, f"{head}\r\n".encode())
-    assert answer.startswith(b"HTTP/1.1 400 ")
+        for lengths in (("100",), ("2", "3"), ("-1",), ("+2",), ("1_0",), ("9" * 5000,)):
+            head = "POST /engine/sleep HTTP/1.1\r\nHost: localhost\r\n"
+            head += "".join(f"Content-Length: {length}\r\n" for length in lengths)
+            answer = await asyncio.to_thread(talk, front.port, f"{head}\r\n".encode())
+            assert answer.startswith(b"HTTP/1.1 400 "), lengths
     assert admin.asked == []
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"BREW /engine/sleep HTTP/1.1\r\n\r\n", 501),
-        (b"GET /live HTTP/9.9\r\n\r\n", 505),
-        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
-        (b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
-        (b"\x16\x03\x01 \x00\x01\r\n\r\n", 400),
-    ],
-    ids=["method", "version", "path", "headers", "TLS"],
-)
-async def test_what_is_no_request_is_refused_in_the_same_form(
-    behind: tuple[str, int], sent: bytes, status: int
-) -> None:
+async def test_what_is_no_request_is_refused_in_the_same_form(behind: tuple[str, int]) -> None:
+    bad = {
+        b"BREW /engine/sleep HTTP/1.1\r\n\r\n": 501,
+        b"GET /live HTTP/9.9\r\n\r\n": 505,
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n": 414,
+        b"GET /live HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n": 431,
+        b"\x16\x03\x01 \x00\x01\r\n\r\n": 400,  # TLS
+    }
     with opened(behind, Recorder()) as front:
-        head, _, body = (await asyncio.to_thread(talk, front.port, sent)).partition(b"\r\n\r\n")
-    reply = json.loads(body or head)
-    assert (reply["status"], reply["error"], reply["code"]) == ("error", "bad_command", status)
-    assert not body or f" {status} ".encode() in head.splitlines()[0]
+        for sent, code in bad.items():
+            head, _, body = (await asyncio.to_thread(talk, front.port, sent)).partition(b"\r\n\r\n")
+            reply = json.loads(body or head)
+            assert (reply["status"], reply["error"], reply["code"]) == ("error", "bad_command", code)
+            assert not body or f" {code} ".encode() in head.splitlines()[0]
 
 
 async def test_request_begun_before_the_worker_was_ready_needs_the_token_too(behind: tuple[str, int]) -> None:
@@ -331,62 +321,43 @@ async def test_request_begun_before_the_worker_was_ready_needs_the_token_too(beh
     assert admin.asked == []
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "evil.example:9090"}, 403),
-        ({"Host": "127.0.0.1.evil.example"}, 403),
-        ({"Host": "["}, 403),
-        ({"X-Forwarded-For": "10.0.0.9"}, 403),
-        ({"Forwarded": "for=10.0.0.9"}, 403),
-        ({"Via": "1.1 proxy"}, 403),
-        ({"Host": "localhost:9090"}, 200),
-        ({"Host": "[::1]:9090"}, 200),
-        ({"Host": "10.0.0.1"}, 200),
-        ({"Host": socket.gethostname()}, 200),
-    ],
-)
-async def test_only_programs_that_speak_to_this_machine_itself(
-    behind: tuple[str, int], headers: dict[str, Any], status: int
-) -> None:
+async def test_only_programs_that_speak_to_this_machine_itself(behind: tuple[str, int]) -> None:
     """A page's own name may lead here (DNS rebinding), and a proxy's clients may be anywhere."""
     admin = Recorder()
+    foreign: list[dict[str, Any]] = [
+        {"Host": host} for host in ("evil.example:9090", "127.0.0.1.evil.example", "[")
+    ]
+    foreign += [{"X-Forwarded-For": "10.0.0.9"}, {"Forwarded": "for=10.0.0.9"}, {"Via": "1.1 proxy"}]
+    ours: list[dict[str, Any]] = [
+        {"Host": host} for host in ("localhost:9090", "[::1]:9090", "10.0.0.1", socket.gethostname())
+    ]
     with opened(behind, admin) as front:
-        assert (await ask(front, "GET", "/v1/loras", **headers))[0] == status
-        assert (await ask(front, "GET", "/metrics", **headers))[0] == 200
-        admin.token = "hush"
-        with_token = await ask(front, "GET", "/v1/loras", **headers, Authorization="Bearer hush")
-        assert with_token[0] == 200
-
-
-async def test_numbers_that_are_none_are_no_json(behind: tuple[str, int]) -> None:
-    admin = Recorder()
-    with opened(behind, admin) as front:
-        for number in (b"NaN", b"Infinity", b"1e999"):
-            status, reply, _ = await ask(front, "POST", "/engine/sleep", b'{"drain_seconds": %s}' % number)
-            assert (status, "not JSON" in reply["message"]) == (400, True)
-        assert (await ask(front, "POST", "/engine/sleep", b"[" * 100_000))[0] == 400
-    assert admin.asked == []
+        for headers in foreign + ours:
+            admin.token = None
+            assert await status(front, "GET", "/v1/loras", **headers) == (200 if headers in ours else 403)
+            assert await status(front, "GET", "/metrics", **headers) == 200
+            admin.token = "hush"
+            assert await status(front, "GET", "/v1/loras", **headers, Authorization="Bearer hush") == 200
 
 
 async def test_client_that_dawdles_does_not_keep_its_connection(
     behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system_port_handler, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(system_port_handler, "HEADER_SECONDS", 0.1)
 
     def dawdle(port: int) -> int:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(b"GET /live HTTP/1.1\r\nX: ")
-            for sent in range(600):
-                time.sleep(0.05)
+            for sent in range(3000):
+                time.sleep(0.01)
                 try:
                     connection.sendall(b"x")
                 except OSError:
                     return sent
-        return 600
+        return 3000
 
     with opened(behind, Recorder()) as front:
-        assert await asyncio.to_thread(dawdle, front.port) < 600
+        assert await asyncio.to_thread(dawdle, front.port) < 3000
 
 
 async def test_connections_without_a_thread_do_not_use_the_places_up(
@@ -406,18 +377,7 @@ async def test_connections_without_a_thread_do_not_use_the_places_up(
             for _ in range(3):
                 with pytest.raises(OSError):  # closed, or reset
                     await ask(front, "GET", "/metrics")
-        assert (await ask(front, "GET", "/metrics"))[0] == 200
-
-
-async def test_other_machines_need_a_token(behind: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "is_loopback", lambda address: False)
-    admin = Recorder()
-    with opened(behind, admin) as front:
-        status, reply, _ = await ask(front, "POST", "/engine/sleep")
-        assert status == 403 and "--admin-token" in reply["message"]
-        assert (await ask(front, "GET", "/metrics"))[0] == 200
-        admin.token = "hush"
-        assert (await ask(front, "POST", "/engine/sleep", Authorization="Bearer hush"))[0] == 200
+        assert await status(front, "GET", "/metrics") == 200
 
 
 async def test_taken_port_is_named(behind: tuple[str, int]) -> None:
@@ -425,13 +385,9 @@ async def test_taken_port_is_named(behind: tuple[str, int]) -> None:
         SystemPort("127.0.0.1", behind[1], behind)
 
 
-@pytest.mark.parametrize(
-    ("address", "is_ours"),
-    [("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("::ffff:127.0.0.1", True)]
-    + [("10.0.0.1", False), ("fe80::1%eth0", False), ("::ffff:10.0.0.1", False), ("2001:db8::1", False)],
-)
-def test_loopback(address: str, is_ours: bool) -> None:
-    assert is_loopback(address) is is_ours
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1")))
+    assert not any(map(is_loopback, ("10.0.0.1", "fe80::1%eth0", "::ffff:10.0.0.1", "2001:db8::1")))
 
 
 def test_every_verb_has_a_route() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.job import Job, Output, SamplingSpec
-from dynamo_vllm.serving.usage.meter import Meter
+from dynamo_vllm.serving.usage.meter import Count, Meter
 from dynamo_vllm.serving.usage.record import METADATA, UsageRecord
 
 
@@ -28,14 +28,16 @@ def job(prompt: int = 5) -> Job:
     return Job("j", [7] * prompt, SamplingSpec(max_tokens=10))
 
 
-def test_a_request_of_no_gateway_is_not_counted() -> None:
-    assert Meter(Kept(), "m").begin(context(None), object(), job()) is None
+def begun(meter: Meter) -> Count:
+    count = meter.begin(context(), object(), job())
+    assert count is not None
+    return count
 
 
 def test_the_record_comes_before_the_last_token() -> None:
     kept, got = Kept(), list[int]()
-    count = Meter(kept, "m").begin(context(), object(), job())
-    assert count is not None
+    assert Meter(kept, "m").begin(context(None), object(), job()) is None, "a request of no gateway"
+    count = begun(Meter(kept, "m"))
     out = count.around(lambda _: got.append(len(kept)))
     out(Output([1, 2], cached_tokens=4))
     out(Output([3], finish="stop", finished=True))
@@ -52,8 +54,7 @@ def test_the_record_comes_before_the_last_token() -> None:
 )
 def test_an_answer_that_ends_early_is_recorded(state: dict[str, bool], outcome: str) -> None:
     kept = Kept()
-    count = Meter(kept, "m").begin(context(), object(), job())
-    assert count is not None
+    count = begun(Meter(kept, "m"))
     count.around(lambda _: None)(Output([1, 2]))
     count.end(watch(**state))
     count.end(watch(**state))
@@ -64,8 +65,7 @@ def test_a_prefill_worker_records_only_prompts_whose_client_left() -> None:
     kept = Kept()
     meter = Meter(kept, "m", only_prompts=True)
     for state in ({}, {"client_left": True}):
-        count = meter.begin(context(), object(), job())
-        assert count is not None
+        count = begun(meter)
         count.around(lambda _: None)(Output([1]))
         count.end(watch(**state))
     assert [(one.outcome, one.prompt_tokens, one.completion_tokens) for one in kept] == [("aborted", 5, 0)]
