@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from harness.waiting import until
 
@@ -102,31 +101,25 @@ def test_process_with_two_threads_makes_no_zygote() -> None:
     assert refusal.startswith("other threads are running: python")
 
 
-@pytest.mark.parametrize("end", ["zygote.connection.shutdown(2)", "os.kill(zygote.pid, signal.SIGKILL)"])
-def test_lost_zygote_is_told(end: str) -> None:
-    refusal = ask(
-        "zygote = forking.make_zygote()",
-        end,
-        "try:",
-        f"    zygote.fork({TASK.format('look', repr('x') + ',', False)}, [1])",
-        "except forking.CannotFork as exc:",
-        "    print(json.dumps(str(exc)))",
-    )
-    assert refusal.startswith("the zygote")
-
-
-def test_task_that_cannot_be_read_is_told_and_the_zygote_goes_on() -> None:
-    refusal, code = ask(
-        "zygote = forking.make_zygote()",
+def test_lost_zygote_and_a_task_that_cannot_be_read_are_told() -> None:
+    task = TASK.format("look", repr("x") + ",", False)
+    shut_down, killed, unreadable, code = ask(
         "sys.stderr = open(os.devnull, 'w')",
+        "def refusal(zygote):",
+        "    try:",
+        f"        zygote.fork({task}, [1])",
+        "    except forking.CannotFork as exc:",
+        "        return str(exc)",
+        "zygotes = [forking.make_zygote() for _ in range(3)]",
+        "zygotes[0].connection.shutdown(2)",
+        "os.kill(zygotes[1].pid, signal.SIGKILL)",
+        "told = [refusal(zygotes[0]), refusal(zygotes[1])]",
         "real, forking.pickle.dumps = forking.pickle.dumps, lambda task: b'no task'",
-        "try:",
-        f"    zygote.fork({TASK.format('look', repr('x') + ',', False)}, [1])",
-        "except forking.CannotFork as exc:",
-        "    refusal = str(exc)",
+        "told.append(refusal(zygotes[2]))",
         "forking.pickle.dumps = real",
         "r, w = os.pipe()",
-        f"pid = zygote.fork({TASK.format('look', repr('x') + ',', False)}, [w])",
-        "print(json.dumps([refusal, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]))",
+        f"pid = zygotes[2].fork({task}, [w])",
+        "print(json.dumps([*told, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]))",
     )
-    assert refusal.startswith("the forked process ended at once") and code == 7
+    assert shut_down.startswith("the zygote") and killed.startswith("the zygote")
+    assert unreadable.startswith("the forked process ended at once") and code == 7, "the zygote goes on"

@@ -65,17 +65,14 @@ def test_start_that_fails_leaves_nothing(folder: Path) -> None:
     assert names(folder) == []
 
 
-def test_memory_of_a_killed_worker_goes_with_the_next_start(folder: Path) -> None:
-    killed(folder)
-    host_memory.sweep()
-    assert names(folder) == []
-
-
-def test_memory_that_a_dying_engine_made_after_a_sweep_goes_too(folder: Path) -> None:
+def test_memory_of_a_killed_worker_goes_also_where_its_dying_engine_made_it_after_a_sweep(
+    folder: Path,
+) -> None:
     killed(folder)
     (memory,) = folder.glob("*_dp1.mmap")
     memory.unlink()
     host_memory.sweep()
+    assert names(folder) == []
     memory.touch()
     host_memory.sweep()
     assert names(folder) == []

@@ -12,12 +12,8 @@ from dynamo_vllm.errors import InvalidRequest
 
 def test_fields_that_are_left_out_have_defaults() -> None:
     body = wire_transcription.parse({"_api": "transcription", "file": "AAAA"})
-    assert (body.task, body.response_format, body.stream, body.is_timed) == (
-        "transcribe",
-        "json",
-        False,
-        False,
-    )
+    assert (body.task, body.response_format) == ("transcribe", "json")
+    assert (body.stream, body.is_timed) == (False, False)
 
 
 def test_file_lives_only_in_the_body() -> None:
@@ -26,9 +22,9 @@ def test_file_lives_only_in_the_body() -> None:
     assert raw == {}
 
 
-@pytest.mark.parametrize("format", ["srt", "vtt", "verbose_json"])
-def test_formats_with_times_need_segments(format: str) -> None:
-    assert wire_transcription.parse({"file": "AAAA", "response_format": format}).is_timed
+def test_formats_with_times_need_segments() -> None:
+    for format in ("srt", "vtt", "verbose_json"):
+        assert wire_transcription.parse({"file": "AAAA", "response_format": format}).is_timed
 
 
 @pytest.mark.parametrize(
@@ -52,8 +48,5 @@ def test_refusals_name_the_field(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         wire_transcription.parse({"file": "AAAA", field: value})
     assert str(caught.value).startswith(f"{field}: ")
-
-
-def test_body_that_is_no_object_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         wire_transcription.parse([1])

@@ -50,20 +50,11 @@ class Alone:
 
 async def made(engine: Any = None, **changes: Any) -> Controls:
     worker = await make_worker()
-    engine = engine or worker.engine
+    engine, nobody = engine or worker.engine, Alone()
 
     async def answers() -> None: ...
 
-    life = Lifecycle(
-        LifeParts(
-            discovery=Alone(),
-            health=Alone(),
-            in_flight=worker.in_flight,
-            engine=engine,
-            adapters=NONE,
-            answers=answers,
-        )
-    )
+    life = Lifecycle(LifeParts(nobody, nobody, worker.in_flight, engine, NONE, answers))
     life.ready()
     given: dict[str, Any] = {
         "adapters": None,

@@ -303,14 +303,6 @@ async def test_connector_that_is_not_ours_gets_the_names_of_encode_workers(loade
     assert ours.media[0].name == f"{'0' * 16}-{other.media[0].name}"
 
 
-@pytest.mark.parametrize("by_connector", [False, True])
-async def test_what_an_encoder_refuses_is_refused_and_not_lost(by_connector: bool, loader: Loader) -> None:
-    asking = Asking(MediaTooLarge("image 1 of 1: 9 MB"), by_connector)
-    with pytest.raises(MediaTooLarge, match="image 1 of 1: 9 MB"):
-        await asking.read(loader, RED)
-    assert asking.lost == 0
-
-
 class Hanging(Loader):
     """Of a server that never answers."""
 
@@ -324,11 +316,13 @@ class Hanging(Loader):
             self.left = True
 
 
-async def test_by_connector_a_refusal_ends_the_own_loading() -> None:
-    asking, own = Asking(MediaTooLarge("image 1 of 1: 9 MB"), by_connector=True), Hanging()
-    with pytest.raises(MediaTooLarge):
+@pytest.mark.parametrize("by_connector", [False, True])
+async def test_what_an_encoder_refuses_is_refused_and_not_lost(by_connector: bool) -> None:
+    """By connector it ends the own loading."""
+    asking, own = Asking(MediaTooLarge("image 1 of 1: 9 MB"), by_connector), Hanging()
+    with pytest.raises(MediaTooLarge, match="image 1 of 1: 9 MB"):
         await asking.read(own, RED)
-    assert own.left and asking.lost == 0
+    assert (own.left, asking.lost) == (by_connector, 0)
 
 
 async def test_by_connector_the_media_are_read_here_too_under_the_same_names(

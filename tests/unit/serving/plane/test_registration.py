@@ -80,24 +80,20 @@ async def test_unit_of_the_routers_queue_is_what_the_engine_computes_in_a_second
     assert discovery.cards[-1]["runtime_config"].max_num_batched_tokens == unit
 
 
-async def test_withdrawal_that_failed_is_tried_anew(discovery: Discovery) -> None:
+@pytest.mark.parametrize("is_the_end", [False, True])
+async def test_withdrawal_that_failed_is_tried_anew(discovery: Discovery, is_the_end: bool) -> None:
     registration = await listed(discovery)
     discovery.away = {"remove instance"}
     assert not await registration.withdraw()
     assert INSTANCE in discovery.holds
     discovery.away.clear()
-    assert await registration.withdraw()
-    assert discovery.holds == {CARD}
-    assert await registration.withdraw(), "what is gone is not asked for again"
-
-
-async def test_end_takes_out_what_a_failed_withdrawal_left(discovery: Discovery) -> None:
-    registration = await listed(discovery)
-    discovery.away = {"remove instance"}
-    await registration.withdraw()
-    discovery.away.clear()
-    await registration.remove()
-    assert discovery.holds == set()
+    if is_the_end:
+        await registration.remove()
+        assert discovery.holds == set()
+    else:
+        assert await registration.withdraw()
+        assert discovery.holds == {CARD}
+        assert await registration.withdraw(), "what is gone is not asked for again"
 
 
 async def test_withdrawal_whose_end_was_not_seen_does_not_keep_the_worker_out(discovery: Discovery) -> None:
@@ -127,17 +123,11 @@ async def test_end_takes_out_what_a_return_left(discovery: Discovery, is_cut_sho
 
 @pytest.mark.parametrize(("card", "told"), [(aggregated.CARD, "hermes"), (text.CARD, None)])
 async def test_frontend_is_told_of_parsers_for_tokens_only(
-    monkeypatch: pytest.MonkeyPatch, discovery: Discovery, card: RoleCard, told: str | None
+    discovery: Discovery, card: RoleCard, told: str | None
 ) -> None:
     """Of text it parses whole answers and no streams."""
-    seen: list[str | None] = []
-
-    async def register(*_: Any, runtime_config: Any, **__: Any) -> None:
-        seen.append(runtime_config.tool_call_parser)
-
-    monkeypatch.setattr(endpoints, "register_model", register)
     await listed(discovery, card, "--tool-call-parser", "hermes")
-    assert seen == [told]
+    assert [registered["runtime_config"].tool_call_parser for registered in discovery.cards] == [told]
 
 
 async def test_worker_that_helps_others_leaves_with_its_card(discovery: Discovery) -> None:

@@ -136,11 +136,19 @@ async def test_client_that_does_not_read_keeps_nobody_waiting(egress: Egress, cl
     await until_async("nobody to wait", lambda: egress.waiting == 0)
 
 
-async def test_client_that_reads_again_has_it_all_in_order(egress: Egress, clients: Clients) -> None:
-    late = sending(egress, clients[0])
-    clients[0].reads = False
-    late.some(PLACES + CHUNKS)
+async def stalled_one(
+    egress: Egress, client: Client, on_closed: Callable[[], None] = lambda: None
+) -> Sending:
+    """A stream that waits for a client that does not read."""
+    stream = sending(egress, client, on_closed)
+    client.reads = False
+    stream.some(PLACES + CHUNKS)
     await until_async("one that waits", lambda: egress.waiting == 1)
+    return stream
+
+
+async def test_client_that_reads_again_has_it_all_in_order(egress: Egress, clients: Clients) -> None:
+    late = await stalled_one(egress, clients[0])
     finishing = asyncio.create_task(late.stream.sent())
     await asyncio.sleep(0)
     assert not finishing.done()
@@ -154,10 +162,7 @@ async def test_client_that_reads_again_has_it_all_in_order(egress: Egress, clien
 
 async def test_client_that_leaves_while_it_is_waited_for(egress: Egress, clients: Clients) -> None:
     left = asyncio.Event()
-    stalled = sending(egress, clients[0], left.set)
-    clients[0].reads = False
-    stalled.some(PLACES + CHUNKS)
-    await until_async("one that waits", lambda: egress.waiting == 1)
+    stalled = await stalled_one(egress, clients[0], left.set)
     clients[0].leave()
     await asyncio.wait_for(left.wait(), 30)
     await asyncio.wait_for(stalled.stream.sent(), 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,21 +37,26 @@ def write(real: Path, name: str, text: str = "{}") -> Path:
     return fresh.rename(path)
 
 
+@contextlib.contextmanager
+def followed(real: Path) -> Iterator[LinkedDiscovery]:
+    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
+        linked.follow()
+        yield linked
+
+
 def names(linked: LinkedDiscovery) -> set[str]:
     return {path.name for path in (linked.folder / "v1" / "instances").iterdir()}
 
 
 def test_only_entries_that_are_called_are_linked(real: Path) -> None:
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
-        linked.follow()
+    with followed(real) as linked:
         assert names(linked) == {ADMIN}
         folder = linked.folder
     assert folder != real and not folder.exists()
 
 
 def test_entries_that_come_change_and_go_are_followed(real: Path) -> None:
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
-        linked.follow()
+    with followed(real) as linked:
         second = write(real, "ns%2Fadmin%2Fcontrol%2F2")
         write(real, ADMIN, "changed")
         linked.follow()
@@ -61,50 +68,35 @@ def test_entries_that_come_change_and_go_are_followed(real: Path) -> None:
 
 
 def test_heartbeat_of_a_worker_is_that_of_its_link(real: Path) -> None:
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
-        linked.follow()
+    with followed(real) as linked:
         os.utime(real / "v1" / "instances" / ADMIN, (5, 5))
         assert (linked.folder / "v1" / "instances" / ADMIN).stat().st_mtime == 5
 
 
 def test_entry_of_a_dead_process_is_linked_once_it_lives(real: Path) -> None:
     os.utime(real / "v1" / "instances" / ADMIN, (5, 5))
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
-        linked.follow()
+    with followed(real) as linked:
         assert names(linked) == set()
         os.utime(real / "v1" / "instances" / ADMIN)
         linked.follow()
         assert names(linked) == {ADMIN}
 
 
-def test_folder_is_the_real_one_where_links_cannot_be_made(
-    real: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("module", "name"), [(os, "link"), (fcntl, "flock")])
+def test_folder_is_the_real_one_where_links_or_locks_cannot_be_made(
+    real: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str
 ) -> None:
     def refused(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(os, "link", refused)
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
-        linked.follow()
-        assert linked.folder == real
-    assert {path.name for path in real.iterdir()} == {"v1"}
-
-
-def test_folder_is_the_real_one_where_nothing_can_be_locked(
-    real: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise OSError("no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", refused)
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
+    monkeypatch.setattr(module, name, refused)
+    with followed(real) as linked:
         assert linked.folder == real
     assert {path.name for path in real.iterdir()} == {"v1"}
 
 
 def follow_until_killed(real: Path, said: Connection) -> None:
-    with LinkedDiscovery(real, {"ns/admin/control"}) as linked:
-        linked.follow()
+    with followed(real) as linked:
         said.send(linked.folder)
         signal.pause()
 
@@ -127,7 +119,7 @@ def kill(process: BaseProcess) -> None:
 
 
 def start_another(real: Path) -> None:
-    with LinkedDiscovery(real, {"ns/admin/control"}):
+    with followed(real):
         pass
 
 
@@ -179,12 +171,6 @@ def test_console_says_from_time_to_time_that_it_lives(real: Path, monkeypatch: p
     owned.touch()
     assert lock.stat().st_mtime > 5
     owned.remove()
-
-
-def test_folder_without_a_lock_is_not_ours_to_remove(real: Path) -> None:
-    (real / "console-notes").mkdir()
-    start_another(real)
-    assert (real / "console-notes").is_dir()
 
 
 def test_touched_files_are_no_change_of_their_folder(tmp_path: Path) -> None:
