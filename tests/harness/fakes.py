@@ -17,6 +17,16 @@ from dynamo_vllm.serving.request.cancel import InFlight
 from dynamo_vllm.serving.request.service import Service
 
 
+class Clock:
+    """Shows the time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 async def outputs(engine: Engine, job: Job) -> list[Output]:
     """Everything an engine answers."""
     found: list[Output] = []

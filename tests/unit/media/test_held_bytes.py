@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -23,12 +25,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def waits(step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A step that has no room yet."""
+    task = asyncio.create_task(step)
+    await settle()
+    assert not task.done()
+    return task
+
+
 async def test_step_waits_until_there_is_room() -> None:
     memory, old, young, thing = MediaMemory(100), Hold(), Hold(), Thing()
     memory.keep(old, thing, 100)
-    waiting = asyncio.create_task(memory.take(young, ()))
-    await settle()
-    assert not waiting.done()
+    waiting = await waits(memory.take(young, ()))
     memory.drop(old, thing)
     await asyncio.wait_for(waiting, 30)
     assert memory.bytes == 0
@@ -39,11 +47,10 @@ async def test_oldest_request_goes_on_and_then_the_next() -> None:
     memory.keep(old, Thing(), 70)
     memory.keep(young, Thing(), 70)
     await asyncio.wait_for(memory.take(old, ()), 30)
-    waiting = asyncio.create_task(memory.take(young, ()))
     memory.keep(old, Thing(), 1000)
     memory.keep(young, Thing(), 50)
-    await settle()
-    assert not waiting.done() and memory.bytes == 1190
+    waiting = await waits(memory.take(young, ()))
+    assert memory.bytes == 1190
     old.release()
     await asyncio.wait_for(waiting, 30)
     assert memory.bytes == 120, "above the limit still, but nobody else holds anything"
@@ -53,9 +60,7 @@ async def test_oldest_request_that_held_nothing_makes_way_too() -> None:
     memory, old, young = MediaMemory(100), Hold(), Hold()
     await memory.take(old, ())
     memory.keep(young, Thing(), 100)
-    waiting = asyncio.create_task(memory.take(young, ()))
-    await settle()
-    assert not waiting.done()
+    waiting = await waits(memory.take(young, ()))
     old.release()
     await asyncio.wait_for(waiting, 30)
 
@@ -63,8 +68,7 @@ async def test_oldest_request_that_held_nothing_makes_way_too() -> None:
 async def test_request_without_room_keeps_nobody_from_a_place() -> None:
     memory, old, young, place = MediaMemory(100), Hold(), Hold(), asyncio.Semaphore(1)
     memory.keep(old, Thing(), 100)
-    waiting = asyncio.create_task(memory.take(young, (place,)))
-    await settle()
+    waiting = await waits(memory.take(young, (place,)))
     async with asyncio.timeout(30), memory.turn(old, (place,)):
         old.release()
         await settle()
@@ -88,8 +92,7 @@ async def test_oldest_is_woken_though_many_began_to_wait_before_it() -> None:
     memory.keep(old, Thing(), 10)
     crowd = [asyncio.create_task(memory.take(Hold(), ())) for _ in range(200)]
     await settle()
-    waiting = asyncio.create_task(memory.take(old, ()))
-    await settle()
+    waiting = await waits(memory.take(old, ()))
     first.release()  # room for a moment: the first who pass take it
     memory.keep(Hold(), Thing(), 1000)
     await asyncio.wait_for(waiting, 30)

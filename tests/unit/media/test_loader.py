@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,30 @@ from harness import media
 from harness.waiting import until_async
 
 PNG = media.picture()
+Make = Callable[..., Loader]
 
 
 @pytest.fixture
-async def loader() -> AsyncIterator[Loader]:
-    made = make_loader(MediaLimits(per_request={"image": 2}), cache_bytes=1300)
-    yield made
-    await made.aclose()
+async def make() -> AsyncIterator[Make]:
+    loaders: list[Loader] = []
+
+    def one_more(*args: Any, **settings: Any) -> Loader:
+        loaders.append(make_loader(*args, **settings))
+        return loaders[-1]
+
+    yield one_more
+    for loader in loaders:
+        await loader.aclose()
 
 
-async def test_key_is_of_the_content_and_of_nothing_else(loader: Loader, tmp_path: Path) -> None:
+@pytest.fixture
+def loader(make: Make) -> Loader:
+    return make(MediaLimits(per_request={"image": 2}), cache_bytes=1300)
+
+
+async def test_key_is_of_the_content_and_of_nothing_else(loader: Loader, make: Make, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(PNG)
-    here = make_loader(folder=tmp_path)
+    here = make(folder=tmp_path)
     first = await loader.load(MediaRef("image", media.data_url(PNG)))
     again = await loader.load(MediaRef("image", media.data_url(PNG, "text/html")))
     file = await here.load(MediaRef("image", f"file://{tmp_path}/a"))
@@ -38,7 +50,6 @@ async def test_key_is_of_the_content_and_of_nothing_else(loader: Loader, tmp_pat
     assert first is again
     assert first.key == file.key != other.key
     assert (len(first.key), first.size) == (64, 12 * 8 * 4)
-    await here.aclose()
 
 
 async def test_counts_per_kind_and_lengths_of_urls_are_checked_first(loader: Loader) -> None:
@@ -107,9 +118,11 @@ class Stuck:
         await until_async(f"{count} that begin", lambda: self.begun >= count)
 
 
-async def test_turn_that_does_not_come_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_that_does_not_come_is_not_the_clients_fault(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stuck = Stuck(image, monkeypatch)
-    made = make_loader(MediaLimits(queue_seconds=0.1), threads=1)
+    made = make(MediaLimits(queue_seconds=0.1), threads=1)
     one, other = different(2)
     first = asyncio.create_task(made.load(one))
     await stuck.begins(1)
@@ -121,14 +134,13 @@ async def test_turn_that_does_not_come_is_not_the_clients_fault(monkeypatch: pyt
     stuck.go_on.set()
     assert (await first).kind == "image"
     assert (await made.load(other)).kind == "image", "the place is free again"
-    await made.aclose()
 
 
 async def test_same_picture_is_decoded_once_also_by_those_who_wait_for_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Stuck(image, monkeypatch)
-    made = make_loader(threads=1)
+    made = make(threads=1)
     one, other = different(2)
     loading = [asyncio.create_task(made.load(ref)) for ref in (one, other, other, other)]
     await stuck.begins(1)
@@ -136,12 +148,11 @@ async def test_same_picture_is_decoded_once_also_by_those_who_wait_for_a_thread(
     _, *same = await asyncio.gather(*loading)
     assert stuck.begun == 2
     assert same[0] is same[1] is same[2]
-    await made.aclose()
 
 
-async def test_slow_sounds_leave_threads_for_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_sounds_leave_threads_for_pictures(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck(audio, monkeypatch)
-    made = make_loader(threads=2)
+    made = make(threads=2)
     sounds = [MediaRef("audio", media.data_url(media.sound(seconds=n))) for n in (1, 2, 3)]
     slow = asyncio.create_task(made.load_all(sounds))
     await stuck.begins(1)
@@ -149,7 +160,6 @@ async def test_slow_sounds_leave_threads_for_pictures(monkeypatch: pytest.Monkey
     assert stuck.begun == 1
     stuck.go_on.set()
     assert len(await slow) == 3
-    await made.aclose()
 
 
 async def test_options_become_limits(tmp_path: Path) -> None:

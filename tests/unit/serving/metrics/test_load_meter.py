@@ -9,7 +9,7 @@ from dynamo_vllm.engine.fake.engine import FakeEngine
 from dynamo_vllm.engine.fake.spec import FakeSpec
 from dynamo_vllm.job import Job, SamplingSpec
 from dynamo_vllm.serving.metrics.load_meter import LastError, LoadMeter
-from harness.fakes import outputs
+from harness.fakes import Clock, outputs
 
 
 class Router:
@@ -30,14 +30,6 @@ def test_router_hears_of_every_rank_at_the_start_and_then_of_changes_only() -> N
 
 
 # --- what an operator sees --------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Worked:

@@ -9,18 +9,10 @@ import pytest
 from dynamo_vllm.errors import ClientBehind
 from dynamo_vllm.job import Output
 from dynamo_vllm.serving.request.pace import LONGEST_SECONDS, Gathering, Pace
-from harness.fakes import FakeContext, make_worker, request
+from harness.fakes import Clock, FakeContext, make_worker, request
 from harness.waiting import until_async
 
 MANY = 100
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class OneStream:
