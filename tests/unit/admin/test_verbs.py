@@ -116,21 +116,23 @@ async def test_body_that_means_nothing(verb: str, body: object, said: str) -> No
     assert said in reply["message"]
 
 
-@pytest.mark.parametrize("verb", ["clear_kv_blocks", "start_profile", "reset_caches"])
-async def test_sleeping_engine_is_not_touched(verb: str) -> None:
+async def test_sleeping_engine_is_not_touched() -> None:
     worker = await made()
     await perform("sleep", {}, worker)
-    reply = await perform(verb, {}, worker)
-    assert (reply["error"], reply["code"]) == ("wrong_state", 409)
-    assert f"this worker is asleep; {verb} needs it" in reply["message"]
+    for verb in ("clear_kv_blocks", "start_profile", "reset_caches"):
+        reply = await perform(verb, {}, worker)
+        assert (reply["error"], reply["code"]) == ("wrong_state", 409)
+        assert f"this worker is asleep; {verb} needs it" in reply["message"]
     assert operations(worker) == [Sleep(1)]
 
 
-async def test_adapters_without_lora() -> None:
+async def test_worker_without_adapters_or_tiers_says_how_to_have_some() -> None:
     worker = await made()
     reply = await perform("load_lora", {"lora_name": "a", "source": {"uri": "/x"}}, worker)
     assert reply["code"] == 409 and "--enable-lora" in reply["message"]
     assert (await perform("list_loras", {}, worker))["loras"] == []
+    reply = await perform("prove_tiers", {}, worker)
+    assert reply["code"] == 409 and "--kv-offload-gb" in reply["message"]
 
 
 class Broken:
@@ -143,12 +145,8 @@ class Broken:
 
 async def test_unexpected_error_tells_nothing_of_its_text() -> None:
     reply = await perform("clear_kv_blocks", {}, await made(Broken(RuntimeError("/secret/path"))))
-    assert reply == {
-        "status": "error",
-        "error": "failed",
-        "message": "it failed; the worker's log says why",
-        "code": 500,
-    }
+    message = "it failed; the worker's log says why"
+    assert reply == {"status": "error", "error": "failed", "message": message, "code": 500}
 
 
 async def test_dead_engine_ends_the_worker() -> None:
@@ -178,8 +176,3 @@ async def test_tiers_of_every_rank_are_proven() -> None:
     facts = dataclasses.replace(worker.facts, data_parallel_size=2)
     reply = await perform("prove_tiers", {}, dataclasses.replace(worker, facts=facts))
     assert [(rank["rank"], rank["tier_tokens"]) for rank in reply["ranks"]] == [(0, 0), (1, 128)]
-
-
-async def test_worker_without_tiers_says_how_to_have_some() -> None:
-    reply = await perform("prove_tiers", {}, await made())
-    assert (reply["code"], "--kv-offload-gb" in reply["message"]) == (409, True)

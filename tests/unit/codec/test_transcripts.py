@@ -62,33 +62,14 @@ def test_last_chunk_has_segments_and_usage() -> None:
     first = encoder.encode(Output([7, 8], speech=SpeechPiece("one two", "en", [segment])))
     last = encoder.encode(Output([9], finish="stop", finished=True, speech=SpeechPiece("", "en")))
     assert first == {"text": "one two"}
+    place = {"id": 0, "seek": 0, "start": 0.5, "end": 1.25, "text": " one two", "tokens": [7, 8]}
+    quality = {"temperature": 0.4, "avg_logprob": -0.25, "compression_ratio": 0.5, "no_speech_prob": None}
+    usage = {"prompt_tokens": 129, "completion_tokens": 3, "total_tokens": 132, "seconds": 3}
+    details = {"audio_tokens": 125, "text_tokens": 4}
     assert last == {
-        "done": True,
-        "text": "",
-        "language": "en",
-        "duration": 2.5,
-        "segments": [
-            {
-                "id": 0,
-                "seek": 0,
-                "start": 0.5,
-                "end": 1.25,
-                "text": " one two",
-                "tokens": [7, 8],
-                "temperature": 0.4,
-                "avg_logprob": -0.25,
-                "compression_ratio": 0.5,
-                "no_speech_prob": None,
-            }
-        ],
-        "words": None,
-        "usage": {
-            "prompt_tokens": 129,
-            "completion_tokens": 3,
-            "total_tokens": 132,
-            "prompt_tokens_details": {"audio_tokens": 125, "text_tokens": 4},
-            "seconds": 3,
-        },
+        **{"done": True, "text": "", "language": "en", "duration": 2.5, "words": None},
+        "segments": [{**place, **quality}],
+        "usage": {**usage, "prompt_tokens_details": details},
     }
 
 

@@ -104,22 +104,14 @@ def test_data_url_is_base64() -> None:
     assert len(read_data_url(data_url(bytes(LIMIT)), LIMIT)) == LIMIT
 
 
-@pytest.mark.parametrize(
-    ("url", "status"),
-    [
-        ("data:image/png,abc", 400),
-        ("data:image/png;base64", 400),
-        ("data:image/png;base64,a$b=", 400),
-        ("data:image/png;base64,YWJ", 400),
-        ("data:image/svg+xml;utf8,<svg/>", 400),
-        (data_url(bytes(LIMIT + 1)), 413),
-        (data_url(bytes(LIMIT + 10)), 413),
-    ],
-)
-def test_other_data_urls_are_refused(url: str, status: int) -> None:
-    with pytest.raises(MediaRefused) as caught:
-        read_data_url(url, LIMIT)
-    assert caught.value.status == status
+def test_other_data_urls_are_refused() -> None:
+    png = "data:image/png"
+    broken = [f"{png},abc", f"{png};base64", f"{png};base64,a$b=", f"{png};base64,YWJ"]
+    large = [data_url(bytes(LIMIT + more)) for more in (1, 10)]
+    for url in (*broken, "data:image/svg+xml;utf8,<svg/>", *large):
+        with pytest.raises(MediaRefused) as caught:
+            read_data_url(url, LIMIT)
+        assert caught.value.status == (413 if url in large else 400)
 
 
 def test_what_is_no_plain_url_is_refused() -> None:
