@@ -27,19 +27,23 @@ async def canary(job_id: str, rank: int) -> Job:
 class Watch:
     """A monitor at work, and what it has reported."""
 
-    def __init__(self, engine: FakeEngine, is_watched: Callable[[], bool] = lambda: True, **seconds: float):
+    def __init__(self, engine: FakeEngine, *is_watched: Callable[[], bool], **seconds: float) -> None:
         self.hung, self.answered = asyncio.Event(), asyncio.Event()
         self.reason = ""
-        settings = {"canary_timeout_seconds": 0.1, "step_seconds": 600, **seconds}
+        times: dict[str, Any] = {
+            "health": 0.01,
+            "canary": 0.05,
+            "canary_timeout": 0.1,
+            "step": 600.0,
+            **seconds,
+        }
         self.monitor = Monitor(
             engine,
             canary,
             self.hang,
             self.answer,
-            is_watched,
-            health_seconds=0.01,
-            canary_seconds=0.05,
-            **settings,
+            *is_watched,
+            **{f"{name}_seconds": value for name, value in times.items()},
         )
         self.task = asyncio.create_task(self.monitor.run())
 
@@ -179,7 +183,7 @@ async def test_deadlock_is_not_called_slow_first(caplog: pytest.LogCaptureFixtur
 
 
 async def test_step_without_end_is_a_hang_however_busy(watch: Start) -> None:
-    seen = watch(Working(), step_seconds=0.2)
+    seen = watch(Working(), step=0.2)
     await soon(seen.hung)
     assert "--step-seconds" in seen.reason
 
@@ -201,7 +205,7 @@ async def test_worker_that_stood_still_itself_does_not_blame_the_engine(
 ) -> None:
     monkeypatch.setattr(monitoring, "LATE_SECONDS", 0.05)
     worker = await make_worker(stall_on_token=1)
-    seen = watch(worker.engine, canary_timeout_seconds=0.2)
+    seen = watch(worker.engine, canary_timeout=0.2)
     await until_async("a request", lambda: worker.engine.running)
     stand_still(0.3)
     await asyncio.sleep(0.02)  # long enough for a look
