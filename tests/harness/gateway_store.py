@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,19 @@ class Store:
         answer = await self.limiter.admit("question", key, tenant, 10**9, now=now)
         assert isinstance(answer, Refused) and answer.tokens is not None
         return answer.tokens.remaining
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """For a test's conftest: a database of the gateway, empty for each test."""
+    database = opened(f"sqlite:///{tmp_path}/gateway.db")
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    return Store(database)
 
 
 class TwoGateways:

@@ -23,9 +23,9 @@ TABLE = ("CREATE TABLE IF NOT EXISTS things (name TEXT)",)
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path}/things.db", TABLE)
-    yield opened
-    opened.close()
+    things = Database(f"sqlite:///{tmp_path}/things.db", TABLE)
+    yield things
+    things.close()
 
 
 class Step:
@@ -41,27 +41,29 @@ class Step:
         return "done"
 
 
-@pytest.mark.parametrize("yields", range(20))
-async def test_who_leaves_at_any_moment_stops_neither_the_work_nor_the_thread(
-    database: Database, yields: int
-) -> None:
-    tasks = [
-        asyncio.ensure_future(database.run(lambda t: t.execute("INSERT INTO things VALUES ('kept')")))
-        for _ in range(5)
-    ]
-    for _ in range(yields):
-        await asyncio.sleep(0)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    async with asyncio.timeout(60):
-        assert await database.run(lambda t: t.one("SELECT 1")) == (1,)
-
-
-async def test_work_of_somebody_who_left_is_done(database: Database) -> None:
+async def begun(database: Database) -> tuple[Step, asyncio.Future[str]]:
+    """Work that the thread has begun, so that all others wait together."""
     step = Step()
     task = asyncio.ensure_future(database.run(step))
     await asyncio.to_thread(step.began.wait, 60)
+    return step, task
+
+
+async def test_who_leaves_at_any_moment_stops_neither_the_work_nor_the_thread(database: Database) -> None:
+    for yields in range(20):
+        work = [database.run(lambda t: t.execute("INSERT INTO things VALUES ('kept')")) for _ in range(5)]
+        tasks = [asyncio.ensure_future(insertion) for insertion in work]
+        for _ in range(yields):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(60):
+            assert await database.run(lambda t: t.one("SELECT 1")) == (1,)
+
+
+async def test_work_of_somebody_who_left_is_done(database: Database) -> None:
+    step, task = await begun(database)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     step.may_end.set()
@@ -69,9 +71,7 @@ async def test_work_of_somebody_who_left_is_done(database: Database) -> None:
 
 
 async def test_work_that_fails_fails_alone(database: Database) -> None:
-    step = Step()
-    first = asyncio.ensure_future(database.run(step))  # so that the others wait together
-    await asyncio.to_thread(step.began.wait, 60)
+    step, first = await begun(database)
     good = [database.run(lambda t: t.one("SELECT 1")) for _ in range(3)]
     bad = database.run(lambda t: t.execute("INSERT INTO things VALUES (?)", 1 << 70))
     waiting = asyncio.gather(*good, bad, return_exceptions=True)
@@ -94,9 +94,7 @@ async def test_a_database_that_is_away_fails_all_that_waits_at_once(
         attempts.append(1)
         raise sqlite3.OperationalError("database is locked")
 
-    step = Step()
-    first = asyncio.ensure_future(database.run(step))
-    await asyncio.to_thread(step.began.wait, 60)
+    step, first = await begun(database)
     waiting = [asyncio.ensure_future(database.run(work)) for _ in range(50)]
     await asyncio.sleep(0)
     step.may_end.set()
@@ -109,9 +107,7 @@ async def test_a_database_that_is_away_fails_all_that_waits_at_once(
 async def test_a_thread_that_hangs_is_silent_and_one_with_nothing_to_do_is_not(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Step()
-    task = asyncio.ensure_future(database.run(step))
-    await asyncio.to_thread(step.began.wait, 60)
+    step, task = await begun(database)
     before = database.silent_seconds
     await asyncio.to_thread(time.sleep, 0.05)
     assert database.silent_seconds > before

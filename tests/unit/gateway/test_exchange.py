@@ -1,17 +1,22 @@
-"""What clients are told when the gateway's storage fails."""
+"""What clients are told when storage fails, a body is too long, or an error has to be theirs to read."""
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import sqlite3
+from typing import Any
 
+import psycopg
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dynamo_vllm.gateway.database import DatabaseAway
-from dynamo_vllm.gateway.exchange import answered, is_utf8, storage_refusal
+from dynamo_vllm.gateway.exchange import answered, is_utf8, read_body, storage_refusal
+from dynamo_vllm.gateway.replies import GatewayError
+from harness.refusals import refused
 
 
 async def test_route_that_meets_a_full_disk_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,26 +45,52 @@ def test_utf8_is_known_across_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_utf8(b"abc\xff")
 
 
-@pytest.mark.parametrize(
-    ("exc", "status"),
-    [
-        (sqlite3.OperationalError("database or disk is full"), 507),
-        (sqlite3.OperationalError("disk I/O error"), 503),
-        (sqlite3.OperationalError("database is locked"), 503),
-        (OSError(errno.ENOSPC, "No space left on device"), 507),
-        (DatabaseAway("the database is away"), 503),
-        (OSError(errno.ECONNRESET, "reset"), None),
-        (KeyError("a fault of ours"), None),
-    ],
-)
-def test_failing_storage_has_a_status_and_other_faults_have_none(exc: Exception, status: int | None) -> None:
-    refusal = storage_refusal(exc)
-    assert (None if refusal is None else refusal.status) == status
+def test_failing_storage_has_a_status_and_other_faults_have_none() -> None:
+    statuses: dict[Exception, int | None] = {
+        sqlite3.OperationalError("database or disk is full"): 507,
+        sqlite3.OperationalError("disk I/O error"): 503,
+        sqlite3.OperationalError("database is locked"): 503,
+        OSError(errno.ENOSPC, "No space left on device"): 507,
+        DatabaseAway("the database is away"): 503,
+        OSError(errno.ECONNRESET, "reset"): None,
+        KeyError("a fault of ours"): None,
+        psycopg.errors.DiskFull(): 507,
+        psycopg.OperationalError(): 503,
+        psycopg.DataError(): None,
+    }
+    refusals = {exc: storage_refusal(exc) for exc in statuses}
+    assert {exc: refusal and refusal.status for exc, refusal in refusals.items()} == statuses
 
 
-def test_errors_of_postgresql_have_the_same_statuses() -> None:
-    psycopg = pytest.importorskip("psycopg")
-    full, gone = (storage_refusal(kind()) for kind in (psycopg.errors.DiskFull, psycopg.OperationalError))
-    assert full is not None and gone is not None
-    assert (full.status, gone.status) == (507, 503)
-    assert storage_refusal(psycopg.DataError()) is None
+async def test_a_body_is_read_to_its_limit_and_a_client_that_leaves_meanwhile_is_no_fault() -> None:
+    def request(*parts: bytes | None) -> Request:
+        messages = iter(parts)
+
+        async def receive() -> dict[str, Any]:
+            body = next(messages)
+            if body is None:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": body, "more_body": body != b"c"}
+
+        return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+    assert await read_body(request(b"ab", b"c"), 3) == b"abc"
+    with refused(413):
+        await read_body(request(b"ab", b"cd"), 3)
+    with refused(499):
+        await read_body(request(b"ab", None), 3)
+
+
+def test_type_of_an_error_is_one_that_the_clients_of_a_path_know() -> None:
+    for status, path, kind in (
+        (401, "/v1/chat/completions", "invalid_request_error"),
+        (401, "/v1/messages", "authentication_error"),
+        (403, "/v1/messages/count_tokens", "permission_error"),
+        (400, "/v1/messages", "invalid_request_error"),
+        (429, "/v1/messages", "rate_limit_error"),
+        (504, "/v1/messages", "api_error"),
+        (504, "/v1/completions", "server_error"),
+    ):
+        body = json.loads(GatewayError(status, "why", code="c").body(path))
+        error = {"message": "why", "type": kind, "param": None, "code": "c"}
+        assert body == {"type": "error", "error": error}, (status, path)

@@ -6,8 +6,8 @@ import pytest
 
 from dynamo_vllm.gateway import fairness
 from dynamo_vllm.gateway.fairness import FairShares, priority
-from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.store.keys import BATCH, CLASSES, HIGH, NORMAL
+from harness.refusals import refused
 
 
 class Clock:
@@ -15,6 +15,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def shares_of(slots: int, clock: Clock | None = None) -> FairShares:
+    shares = FairShares(clock or Clock())
+    shares.slots = slots
+    return shares
 
 
 def fill(shares: FairShares, tenant: str, count: int) -> None:
@@ -41,38 +47,29 @@ def test_each_further_request_of_a_tenant_stands_further_back() -> None:
 
 
 def test_nobody_waits_while_the_slots_are_not_known() -> None:
-    shares = FairShares()
-    fill(shares, "flood", 100)
+    fill(FairShares(), "flood", 100)
 
 
 def test_a_tenant_that_is_alone_has_all_slots() -> None:
-    shares = FairShares()
-    shares.slots = 20
+    shares = shares_of(20)
     fill(shares, "flood", 20)
     assert shares.must_wait("flood")
 
 
-def test_a_flood_leaves_room_for_a_quiet_tenant() -> None:
-    shares = FairShares()
-    shares.slots = 20
+def test_a_flood_leaves_room_for_a_quiet_tenant_until_that_was_not_seen_for_long() -> None:
+    clock = Clock()
+    shares = shares_of(20, clock)
     assert not shares.must_wait("quiet")
     fill(shares, "flood", 18)
     assert shares.must_wait("flood")
     fill(shares, "quiet", 2)
-
-
-def test_a_tenant_that_was_not_seen_for_long_has_no_part() -> None:
-    clock = Clock()
-    shares = FairShares(clock)
-    shares.slots = 20
-    assert not shares.must_wait("quiet")
+    shares.forget()
     clock.now = 2 * fairness.ACTIVE_SECONDS
     fill(shares, "flood", 20)
 
 
 async def test_waiting_requests_get_in_one_by_one_in_order() -> None:
-    shares = FairShares()
-    shares.slots = 2
+    shares = shares_of(2)
     fill(shares, "flood", 2)
     came: list[int] = []
 
@@ -87,9 +84,8 @@ async def test_waiting_requests_get_in_one_by_one_in_order() -> None:
     assert shares.waiting == 3
     for name, count in (("flood-0", 1), ("flood-1", 2), ("late-0", 3)):
         shares.leave(name)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
         assert came == list(range(count))
     await asyncio.gather(*tasks)
     assert (shares.waiting, shares.in_flight) == (0, 2)
@@ -97,18 +93,16 @@ async def test_waiting_requests_get_in_one_by_one_in_order() -> None:
 
 async def test_a_request_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "WAIT_SECONDS", 0.001)
-    shares = FairShares()
-    shares.slots = 1
+    shares = shares_of(1)
     fill(shares, "flood", 1)
-    with pytest.raises(GatewayError) as refused:
+    with refused(429) as refusal:
         await shares.wait("flood")
-    assert refused.value.status == 429 and refused.value.headers["retry-after"]
+    assert refusal.value.headers["retry-after"]
     assert shares.waiting == 0
 
 
 async def test_a_client_that_leaves_gives_its_turn_back() -> None:
-    shares = FairShares()
-    shares.slots = 1
+    shares = shares_of(1)
     fill(shares, "flood", 1)
     first, second = (asyncio.ensure_future(shares.wait("flood")) for _ in range(2))
     await asyncio.sleep(0)
@@ -120,8 +114,7 @@ async def test_a_client_that_leaves_gives_its_turn_back() -> None:
 
 def test_batches_hold_back_while_others_ask() -> None:
     clock = Clock()
-    shares = FairShares(clock)
-    shares.slots = 16
+    shares = shares_of(16, clock)
     shares.enter("b", "t", BATCH)
     assert shares.busy() == 0.0
     shares.enter("a", "t", NORMAL)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 
 import pytest
 
 from dynamo_vllm.gateway.tenant_slots import TenantSlots
+from harness.waiting import until_async
 
 
-async def held(slots: TenantSlots, tenant: str, order: list[str], go: asyncio.Event) -> None:
-    async with slots.slot(tenant):
-        order.append(tenant)
-        await asyncio.sleep(0)
-        await go.wait()
+class Jobs:
+    """Jobs of tenants, in the order in which they began; each ends when all may."""
+
+    def __init__(self, slots: TenantSlots) -> None:
+        self.slots = slots
+        self.order: list[str] = []
+        self.may_end = asyncio.Event()
+
+    def start(self, *tenants: str) -> list[asyncio.Future[None]]:
+        return [asyncio.ensure_future(self._run(tenant)) for tenant in tenants]
+
+    async def _run(self, tenant: str) -> None:
+        async with self.slots.slot(tenant):
+            self.order.append(tenant)
+            await asyncio.sleep(0)
+            await self.may_end.wait()
 
 
 async def settled() -> None:
@@ -23,21 +34,18 @@ async def settled() -> None:
 
 
 async def test_a_second_tenant_gets_the_next_slot_whoever_queued_first() -> None:
-    slots, order, go = TenantSlots(lambda: 1), list[str](), asyncio.Event()
-    go.set()
-    tasks = [asyncio.ensure_future(held(slots, "a", order, go)) for _ in range(50)]
-    tasks.append(asyncio.ensure_future(held(slots, "b", order, go)))
-    await asyncio.gather(*tasks)
-    assert order.index("b") <= 1
+    jobs = Jobs(slots := TenantSlots(lambda: 1))
+    jobs.may_end.set()
+    await asyncio.gather(*jobs.start(*"a" * 50, "b"))
+    assert jobs.order.index("b") <= 1
     assert (slots.total, slots.waiting) == (0, 0)
 
 
 async def test_tenants_with_equally_many_take_turns() -> None:
-    slots, order, go = TenantSlots(lambda: 1), list[str](), asyncio.Event()
-    go.set()
-    tasks = [asyncio.ensure_future(held(slots, name, order, go)) for name in "aaaabbbbcccc"]
-    await asyncio.gather(*tasks)
-    assert sorted(order[:3]) == ["a", "b", "c"] and sorted(order[3:6]) == ["a", "b", "c"]
+    jobs = Jobs(TenantSlots(lambda: 1))
+    jobs.may_end.set()
+    await asyncio.gather(*jobs.start(*"aaaabbbbcccc"))
+    assert sorted(jobs.order[:3]) == sorted(jobs.order[3:6]) == ["a", "b", "c"]
 
 
 async def test_a_share_leaves_slots_for_those_who_come_later() -> None:
@@ -51,38 +59,35 @@ async def test_a_share_leaves_slots_for_those_who_come_later() -> None:
 
 
 async def test_who_waits_goes_before_who_tries() -> None:
-    slots, order, go = TenantSlots(lambda: 1), list[str](), asyncio.Event()
+    jobs = Jobs(slots := TenantSlots(lambda: 1))
     assert slots.try_take("a")
-    task = asyncio.ensure_future(held(slots, "b", order, go))
+    (task,) = jobs.start("b")
     await settled()
     slots.give_back("a")
     assert not slots.try_take("a")
     await settled()
-    assert order == ["b"]
-    go.set()
+    assert jobs.order == ["b"]
+    jobs.may_end.set()
     await task
 
 
 async def test_a_larger_capacity_is_noticed_without_an_event() -> None:
     capacity = [1]
-    slots, order, go = TenantSlots(lambda: capacity[0]), list[str](), asyncio.Event()
-    tasks = [asyncio.ensure_future(held(slots, "a", order, go)) for _ in range(3)]
+    jobs = Jobs(TenantSlots(lambda: capacity[0]))
+    tasks = jobs.start(*"aaa")
     await settled()
-    assert len(order) == 1
+    assert len(jobs.order) == 1
     capacity[0] = 3
-    async with asyncio.timeout(30):
-        while len(order) < 3:
-            await asyncio.sleep(0.01)
-    go.set()
+    await until_async("all three", lambda: len(jobs.order) == 3)
+    jobs.may_end.set()
     await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize("moment", range(6))
 async def test_a_job_that_is_cancelled_at_any_moment_loses_no_slot(moment: int) -> None:
-    slots, order, go = TenantSlots(lambda: 1), list[str](), asyncio.Event()
+    jobs = Jobs(slots := TenantSlots(lambda: 1))
     assert slots.try_take("a")
-    task = asyncio.ensure_future(held(slots, "b", order, go))
-    other: Awaitable[None] = asyncio.ensure_future(held(slots, "c", order, go))
+    task, other = jobs.start("b", "c")
     for step in range(6):
         if step == moment:
             task.cancel()
@@ -90,7 +95,7 @@ async def test_a_job_that_is_cancelled_at_any_moment_loses_no_slot(moment: int) 
             slots.give_back("a")
         await asyncio.sleep(0)
     task.cancel()
-    go.set()
+    jobs.may_end.set()
     await asyncio.gather(task, return_exceptions=True)
     await other
     assert (slots.total, slots.waiting) == (0, 0)

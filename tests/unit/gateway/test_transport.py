@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from dynamo_vllm.gateway.transport import UNREAD_BYTES, Transport
 
-Reply = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Listening = tuple["Server", httpx.AsyncClient]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
@@ -27,15 +28,8 @@ class Server:
         self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
-                length = next(
-                    (
-                        int(one[16:])
-                        for one in head.split(b"\r\n")
-                        if one.lower().startswith(b"content-length:")
-                    ),
-                    0,
-                )
-                self.requests.append(head + await reader.readexactly(length))
+                length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
+                self.requests.append(head + await reader.readexactly(int(length[1]) if length else 0))
                 reply = self.replies.pop(0)
                 writer.write(reply.removesuffix(b"EOF"))
                 await writer.drain()
@@ -49,42 +43,40 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
-    made = Server()
-    listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+async def listening() -> AsyncIterator[Listening]:
+    server = Server()
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", transport=Transport()) as client:
-        yield made, client
+        yield server, client
     listening.close()
 
 
-async def test_connection_is_used_again(server: tuple[Server, httpx.AsyncClient]) -> None:
-    made, client = server
+async def test_connection_is_used_again(listening: Listening) -> None:
+    server, client = listening
     chunked = b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
-    made.replies = [OK, chunked, OK]
+    server.replies = [OK, chunked, OK]
     answers = [await client.post("/x", content=b"hello", headers={"a": "b"}) for _ in range(3)]
-    assert [(one.status_code, one.text) for one in answers] == [(200, "ok"), (201, "abc"), (200, "ok")]
-    assert made.connections == 1
-    assert made.requests[0].startswith(b"POST /x HTTP/1.1\r\n") and made.requests[0].endswith(
-        b"\r\n\r\nhello"
-    )
+    received = [(answer.status_code, answer.text) for answer in answers]
+    assert received == [(200, "ok"), (201, "abc"), (200, "ok")]
+    assert server.connections == 1
+    assert server.requests[0].startswith(b"POST /x HTTP/1.1\r\n")
+    assert server.requests[0].endswith(b"\r\n\r\nhello")
 
 
-async def test_requests_at_the_same_time_have_connections_of_their_own(
-    server: tuple[Server, httpx.AsyncClient],
-) -> None:
-    made, client = server
-    made.replies = [OK] * 5
+async def test_requests_at_the_same_time_have_connections_of_their_own(listening: Listening) -> None:
+    server, client = listening
+    server.replies = [OK] * 5
     await asyncio.gather(*(client.post("/x") for _ in range(5)))
-    assert made.connections == 5
+    assert server.connections == 5
 
 
-async def test_answer_that_was_not_read_ends_the_connection(server: tuple[Server, httpx.AsyncClient]) -> None:
-    made, client = server
-    made.replies = [b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nab"]
+async def test_answer_that_was_not_read_ends_the_connection(listening: Listening) -> None:
+    server, client = listening
+    server.replies = [b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nab"]
     async with client.stream("POST", "/x") as answer:
         assert answer.status_code == 200
-    await made.ended.wait()
+    await server.ended.wait()
 
 
 @pytest.mark.parametrize(
@@ -97,27 +89,25 @@ async def test_answer_that_was_not_read_ends_the_connection(server: tuple[Server
         b"SSH-2.0 nonsense\r\n\r\n",
     ],
 )
-async def test_broken_answers_are_errors(server: tuple[Server, httpx.AsyncClient], reply: bytes) -> None:
-    made, client = server
-    made.replies = [reply, OK]
+async def test_broken_answers_are_errors(listening: Listening, reply: bytes) -> None:
+    server, client = listening
+    server.replies = [reply, OK]
     with pytest.raises(httpx.TransportError):
         await client.post("/x")
     assert (await client.post("/x")).text == "ok"
 
 
-async def test_answer_may_end_with_the_connection(server: tuple[Server, httpx.AsyncClient]) -> None:
-    made, client = server
-    made.replies = [b"HTTP/1.1 200 OK\r\n\r\nabcEOF", b"HTTP/1.1 100 Continue\r\n\r\n" + OK]
+async def test_answer_may_end_with_the_connection(listening: Listening) -> None:
+    server, client = listening
+    server.replies = [b"HTTP/1.1 200 OK\r\n\r\nabcEOF", b"HTTP/1.1 100 Continue\r\n\r\n" + OK]
     assert (await client.post("/x")).text == "abc"
     assert (await client.post("/x")).text == "ok"
 
 
-async def test_long_answer_comes_whole_though_nobody_reads_for_a_while(
-    server: tuple[Server, httpx.AsyncClient],
-) -> None:
-    made, client = server
+async def test_long_answer_comes_whole_though_nobody_reads_for_a_while(listening: Listening) -> None:
+    server, client = listening
     size = 20 * UNREAD_BYTES
-    made.replies = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size]
+    server.replies = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size]
     read = 0
     async with client.stream("POST", "/x") as answer:
         async for chunk in answer.aiter_raw():
@@ -135,9 +125,9 @@ async def test_nobody_listens() -> None:
             await client.post("https://127.0.0.1:1/x")
 
 
-async def test_silence_ends_with_the_time_for_it(server: tuple[Server, httpx.AsyncClient]) -> None:
-    made, client = server
-    made.replies = [b""]
+async def test_silence_ends_with_the_time_for_it(listening: Listening) -> None:
+    server, client = listening
+    server.replies = [b""]
     with pytest.raises(httpx.ReadTimeout):
         await client.post("/x", timeout=httpx.Timeout(5, read=0.01))
-    await made.ended.wait()
+    await server.ended.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -37,72 +38,62 @@ def test_only_models_that_the_frontend_never_lists_are_added() -> None:
     assert found[2]["apis"] == ["transcriptions"] and found[2]["context_window"] == 7
 
 
-class Silent:
-    """Workers that do not answer."""
+class Workers:
+    """Workers that say what they are for, or do not answer."""
+
+    def __init__(self, cards: list[WorkerCard] | None = None) -> None:
+        self.cards = cards
 
     async def every(self, names: object) -> list[WorkerCard]:
-        await asyncio.Event().wait()
-        raise AssertionError
+        if self.cards is None:
+            await asyncio.Event().wait()
+        return self.cards or []
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "body"),
-    [
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+async def asked(path: str, answer: Answer, workers: Any, **headers: str) -> httpx.Response:
+    """What the gateway answers in front of a frontend with this answer."""
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://f") as frontend:
+        routes = Models(frontend, workers, workers_seconds=0.01).routes()
+        own = httpx.ASGITransport(Starlette(routes=routes))
+        async with httpx.AsyncClient(transport=own, base_url="http://g") as client:
+            return await client.get(path, headers=headers)
+
+
+async def test_answer_of_the_frontend_passes_while_workers_are_silent() -> None:
+    answers: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("/v1/models", 200, {"object": "list", "data": LISTED}),
         ("/v1/models", 503, {"message": "not yet"}),
         ("/v1/models/chat", 200, LISTED[0]),
         ("/v1/models/a%2Fb%3Fc/ready", 200, {"ready": True}),
         ("/v1/models/none", 404, {"message": "no such model"}),
-    ],
-)
-async def test_answer_of_the_frontend_passes_while_workers_are_silent(
-    path: str, status: int, body: dict[str, Any]
-) -> None:
-    asked: list[bytes] = []
+    )
+    for path, status, body in answers:
+        paths: list[bytes] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.raw_path)
-        return httpx.Response(status, json=body)
+        def answer(
+            request: httpx.Request, paths: list[bytes] = paths, status: int = status, body: Any = body
+        ) -> httpx.Response:
+            paths.append(request.url.raw_path)
+            return httpx.Response(status, json=body)
 
-    transport = httpx.MockTransport(answer)
-    async with httpx.AsyncClient(transport=transport, base_url="http://f") as frontend:
-        silent: Any = Silent()
-        routes = Models(frontend, silent, workers_seconds=0.01).routes()
-        own = httpx.ASGITransport(Starlette(routes=routes))
-        async with httpx.AsyncClient(transport=own, base_url="http://g") as client:
-            found = await client.get(path + "?limit=5")
-    assert (found.status_code, found.json()) == (status, body)
-    assert asked == [f"{path}?limit=5".encode()]
-
-
-def list_of(key_models: tuple[str, ...] | None, cards: list[WorkerCard] | None) -> tuple[Any, dict[str, str]]:
-    class Workers:
-        async def every(self, names: object) -> list[WorkerCard]:
-            return cards if cards is not None else await Silent().every(names)
-
-    headers = {} if key_models is None else {identity.MODELS: identity.models_text(key_models)}
-    return Workers(), headers
+        reply = await asked(path + "?limit=5", answer, Workers())
+        assert (reply.status_code, reply.json()) == (status, body)
+        assert paths == [f"{path}?limit=5".encode()]
 
 
 @pytest.mark.parametrize("cards", [[card("whisper", apis=(), kind="transcription")], None])
-@pytest.mark.parametrize(
-    ("path", "status", "ids"),
-    [("/v1/models", 200, ["new"]), ("/v1/models/new", 200, None), ("/v1/models/chat", 404, None)],
-)
-async def test_a_key_for_some_models_sees_no_others(
-    cards: list[WorkerCard] | None, path: str, status: int, ids: list[str] | None
-) -> None:
+async def test_a_key_for_some_models_sees_no_others(cards: list[WorkerCard] | None) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         page = {"object": "list", "data": LISTED, "first_id": "chat", "last_id": "new"}
         return httpx.Response(200, json=page if request.url.path == "/v1/models" else LISTED[1])
 
-    workers, headers = list_of(("new", "gone"), cards)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://f") as frontend:
-        routes = Models(frontend, workers, workers_seconds=0.01).routes()
-        own = httpx.ASGITransport(Starlette(routes=routes))
-        async with httpx.AsyncClient(transport=own, base_url="http://own") as client:
-            reply = await client.get(path, headers=headers)
-    assert reply.status_code == status
-    if ids is not None:
-        assert [model["id"] for model in reply.json()["data"]] == ids
-        assert (reply.json()["first_id"], reply.json()["last_id"]) == ("new", "new")
+    headers = {identity.MODELS: identity.models_text(("new", "gone"))}
+    page = await asked("/v1/models", answer, Workers(cards), **headers)
+    models = [model["id"] for model in page.json()["data"]]
+    assert (page.status_code, models) == (200, ["new"])
+    assert (page.json()["first_id"], page.json()["last_id"]) == ("new", "new")
+    assert (await asked("/v1/models/new", answer, Workers(cards), **headers)).status_code == 200
+    assert (await asked("/v1/models/chat", answer, Workers(cards), **headers)).status_code == 404

@@ -61,14 +61,8 @@ class Worker:
             await self.may_answer.wait()
             if self.failure is not None:
                 raise self.failure
-            yield {
-                "done": True,
-                "language": "en",
-                "duration": 1.0,
-                "segments": [],
-                "words": None,
-                "usage": {},
-            }
+            about = {"language": "en", "duration": 1.0}
+            yield {"done": True, **about, "segments": [], "words": None, "usage": {}}
         finally:
             self.open -= 1
 
@@ -131,12 +125,15 @@ class Upload:
         return self.status
 
 
+async def all_leave(uploads: list[Upload]) -> None:
+    for upload in uploads:
+        upload.leave()
+        await upload.answer()
+
+
 @pytest.fixture
 async def deployment() -> Deployment:
     return Deployment()
-
-
-# --- limits before the body -------------------------------------------------------------------------------
 
 
 async def test_limits_are_asked_before_the_form_and_the_model_after_it(deployment: Deployment) -> None:
@@ -161,34 +158,26 @@ async def test_model_that_the_key_is_not_for_is_refused(deployment: Deployment) 
     assert deployment.is_free and not deployment.worker.has_begun.is_set()
 
 
-# --- room -------------------------------------------------------------------------------------------------
-
-
 async def test_declared_length_takes_no_room(deployment: Deployment) -> None:
     slow = [Upload(deployment, declared=FILE_BYTES).send(HEAD) for _ in range(8)]
     await until_async("the forms", lambda: deployment.routes.room.used == 8 * COPIES * len(HEAD))
     assert await Upload(deployment, "b").send_whole(1000).answer() == 200
-    for upload in slow:
-        upload.leave()
-        assert await upload.answer() == 499
-    assert deployment.is_free
+    await all_leave(slow)
+    assert {upload.status for upload in slow} == {499} and deployment.is_free
 
 
 async def test_one_tenant_cannot_take_all_the_room(deployment: Deployment) -> None:
-    greedy = []
-    for _ in range(8):
-        greedy.append(Upload(deployment, declared=FILE_BYTES))
-        for _ in range(16):
-            greedy[-1].send(HEAD if _ == 0 else bytes(8 << 10))
+    greedy = [Upload(deployment, declared=FILE_BYTES).send(HEAD) for _ in range(8)]
+    for upload in greedy:
+        for _ in range(15):
+            upload.send(bytes(8 << 10))
     await until_async("refusals", lambda: any(upload.task.done() for upload in greedy))
     refused = [upload for upload in greedy if upload.task.done()]
     assert {upload.status for upload in refused} == {429}
     assert all(b"this tenant" in upload.body for upload in refused)
     assert deployment.routes.room.used <= ROOM * 3 // 4
     assert await Upload(deployment, "b").send_whole(20 << 10).answer() == 200
-    for upload in greedy:
-        upload.leave()
-        await upload.answer()
+    await all_leave(greedy)
     assert deployment.is_free
 
 
@@ -197,9 +186,7 @@ async def test_room_that_all_tenants_use_up_is_told_as_such(deployment: Deployme
     await until_async("their bytes", lambda: deployment.routes.room.used > 3 * COPIES * (80 << 10))
     last = Upload(deployment, "last").send(HEAD + bytes(120 << 10))
     assert await last.answer() == 503 and last.headers["retry-after"] == "2"
-    for upload in held:
-        upload.leave()
-        await upload.answer()
+    await all_leave(held)
     assert deployment.is_free
 
 
@@ -211,18 +198,13 @@ async def test_number_of_uploads_at_a_time_is_bounded_per_tenant(
     await until_async("one to be refused", lambda: any(upload.task.done() for upload in slow))
     assert sorted(str(upload.status) for upload in slow) == ["429", "None", "None", "None"]
     assert await Upload(deployment, "b").send_whole().answer() == 200
-    for upload in slow:
-        upload.leave()
-        await upload.answer()
+    await all_leave(slow)
     assert deployment.is_free
 
 
 async def test_form_that_declares_too_much_is_refused_at_once(deployment: Deployment) -> None:
     assert await Upload(deployment, declared=FILE_BYTES + (1 << 20)).answer() == 413
     assert deployment.gate.questions == [] and deployment.is_free
-
-
-# --- what gives the room back -----------------------------------------------------------------------------
 
 
 async def test_form_that_comes_too_slowly_ends(

@@ -7,7 +7,6 @@ import functools
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,24 +17,28 @@ from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.batches import answers, parts, runner
 from dynamo_vllm.gateway.batches.lines import Fault
 from dynamo_vllm.gateway.batches.routes import allowed
-from dynamo_vllm.gateway.batches.runner import NotOurs, Run
-from dynamo_vllm.gateway.batches.store import Answer
+from dynamo_vllm.gateway.batches.runner import NotOurs, Run, Tools
+from dynamo_vllm.gateway.batches.store import Answer, Batch
 from dynamo_vllm.gateway.replies import GatewayError
 from dynamo_vllm.gateway.tenant_slots import TenantSlots
-from harness.batch_bench import ANSWER, Bench, opened
+from harness.batch_bench import ANSWER, Bench, answer
 from harness.open_gate import OpenGate
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "FIRST_WAIT_SECONDS", 0.0001)
-    monkeypatch.setattr(runner, "REFUSED_SECONDS", 0.01, raising=False)
+    monkeypatch.setattr(runner, "REFUSED_SECONDS", 0.01)
+
+
+async def run(bench: Bench, tools: Tools, batch: Batch) -> tuple[Batch, list[str], list[int]]:
+    """The batch after its run, the ids in its output, and the statuses in its errors."""
+    await Run(tools, bench.claim(batch, "one"), "one").run()
+    return bench.ended(batch)
+
+
+def ids(*numbers: int) -> list[str]:
+    return [f"c{number}" for number in numbers]
 
 
 async def test_busy_frontend_is_asked_again_with_the_same_id(bench: Bench) -> None:
@@ -47,15 +50,14 @@ async def test_busy_frontend_is_asked_again_with_the_same_id(bench: Bench) -> No
         name = request.headers["x-dynamo-meta-gateway"]
         asked[name] += 1
         if asked[name] == 3:
-            return httpx.Response(200, json=ANSWER)
+            return answer(request)
         if asked[name] == 2:
             raise httpx.ReadError("gone", request=request)
         return httpx.Response((429, 503, 529)[len(asked) % 3])
 
     batch = bench.begin(6)
-    await Run(bench.tools(frontend), bench.claim(batch, "one"), "one").run()
-    found, good, bad = bench.ended(batch)
-    assert (found.status, good, bad) == ("completed", [f"c{n}" for n in range(6)], [])
+    found, good, bad = await run(bench, bench.tools(frontend), batch)
+    assert (found.status, good, bad) == ("completed", ids(*range(6)), [])
     assert asked == {f"{batch.id}-{n} a ledger": 3 for n in range(1, 7)}
     assert (found.input_tokens, found.output_tokens) == (18, 12)
     assert headers["x-dynamo-request-priority"] == "-5"
@@ -70,20 +72,20 @@ class SaltedGate(OpenGate):
 
 
 async def test_cache_salt_is_that_of_the_key_whatever_the_row_and_the_line_say(bench: Bench) -> None:
-    salts: dict[str, tuple[str, bytes]] = {}
+    salts: dict[str, str] = {}
 
     def frontend(request: httpx.Request) -> httpx.Response:
         name = request.headers[identity.METERED].split()[1]
-        salts[name] = request.headers[identity.CACHE_SALT], request.content
-        return httpx.Response(200, json=ANSWER)
+        salts[name] = request.headers[identity.CACHE_SALT]
+        return answer(request)
 
     tools = replace(bench.tools(frontend), gate=SaltedGate())
     for tenant in ("a", "b"):
         odd = {"cache_salt": "tenant-of-a", "nvext": {"cache_salt": "tenant-of-a"}}
         batch = bench.begin(1, tenant, **odd)
         bench.run(lambda t: t.execute("UPDATE gateway_batches SET cache_salt = 'tenant-of-a'"))
-        await Run(tools, bench.claim(batch, "one"), "one").run()
-    assert {name: salt for name, (salt, _) in salts.items()} == {"a": "tenant-of-a", "b": "tenant-of-b"}
+        await run(bench, tools, batch)
+    assert salts == {"a": "tenant-of-a", "b": "tenant-of-b"}
 
 
 async def test_line_that_alone_is_refused_fails_in_the_end(
@@ -94,12 +96,9 @@ async def test_line_that_alone_is_refused_fails_in_the_end(
 
     def frontend(request: httpx.Request) -> httpx.Response:
         is_bad = json.loads(request.content)["n"] == 2
-        return httpx.Response(503, json={"message": "it crashed workers"}) if is_bad else good_answer
+        return httpx.Response(503, json={"message": "it crashed workers"}) if is_bad else answer(request)
 
-    good_answer = httpx.Response(200, json=ANSWER)
-    batch = bench.begin(30)
-    await Run(bench.tools(frontend, 2), bench.claim(batch, "one"), "one").run()
-    found, good, bad = bench.ended(batch)
+    found, good, bad = await run(bench, bench.tools(frontend, 2), bench.begin(30))
     assert (len(good), bad, found.failed) == (29, [503], 1)
 
 
@@ -108,10 +107,10 @@ async def test_gateway_that_lost_a_batch_changes_nothing(bench: Bench) -> None:
 
     async def slow(request: httpx.Request) -> httpx.Response:
         await go.wait()
-        return httpx.Response(200, json=ANSWER)
+        return answer(request)
 
     batch = bench.begin(5)
-    tools = bench.tools(lambda request: httpx.Response(200, json=ANSWER))
+    tools = bench.tools()
     away = httpx.AsyncClient(transport=httpx.MockTransport(slow), base_url="http://f")
     waiting = replace(tools, frontend=away, line_slots=TenantSlots(lambda: 4))
     first = asyncio.ensure_future(Run(waiting, bench.claim(batch, "one"), "one").run())
@@ -124,7 +123,7 @@ async def test_gateway_that_lost_a_batch_changes_nothing(bench: Bench) -> None:
     with pytest.raises(NotOurs):
         await first
     found, good, _ = bench.ended(batch)
-    assert (found.completed, good) == (5, [f"c{n}" for n in range(5)])
+    assert (found.completed, good) == (5, ids(*range(5)))
 
 
 async def test_answers_that_are_not_on_the_disk_are_asked_for_again(bench: Bench) -> None:
@@ -133,10 +132,10 @@ async def test_answers_that_are_not_on_the_disk_are_asked_for_again(bench: Bench
     bench.run(lambda t: bench.store.checked(t, batch.id, "one", 3, []))
     bench.run(lambda t: bench.store.add(t, batch.id, "one", [Answer(2, 0, 100, False, (1, 0, 1, 0))]))
     bench.now += 100
-    tools = bench.tools(lambda request: httpx.Response(200, json=ANSWER))
+    tools = bench.tools()
     await Run(tools, bench.claim(batch, "two"), "two").run()
     found, good, _ = bench.ended(batch)
-    assert (found.completed, good) == (3, ["c0", "c1", "c2"])
+    assert (found.completed, good) == (3, ids(0, 1, 2))
 
 
 def test_one_line_runs_at_a_time_while_the_deployment_is_busy() -> None:
@@ -158,11 +157,9 @@ class RaisingGate(OpenGate):
 
 
 async def test_line_that_cannot_be_run_fails_alone(bench: Bench) -> None:
-    batch = bench.begin(5)
-    tools = replace(bench.tools(lambda request: httpx.Response(200, json=ANSWER)), gate=RaisingGate())
-    await Run(tools, bench.claim(batch, "one"), "one").run()
-    found, good, bad = bench.ended(batch)
-    assert (found.status, good, bad) == ("completed", ["c0", "c4"], [400, 400, 500])
+    tools = replace(bench.tools(), gate=RaisingGate())
+    found, good, bad = await run(bench, tools, bench.begin(5))
+    assert (found.status, good, bad) == ("completed", ids(0, 4), [400, 400, 500])
 
 
 async def test_answer_that_cannot_be_read_fails_its_line_alone(bench: Bench) -> None:
@@ -172,10 +169,8 @@ async def test_answer_that_cannot_be_read_fails_its_line_alone(bench: Bench) -> 
         content = (deep, b"\xff\n", b'{"id": "x"}')[json.loads(request.content)["n"]]
         return httpx.Response(200, content=content)
 
-    batch = bench.begin(3)
-    await Run(bench.tools(frontend), bench.claim(batch, "one"), "one").run()
-    found, good, bad = bench.ended(batch)
-    assert (found.status, good, bad) == ("completed", ["c2"], [502, 502])
+    found, good, bad = await run(bench, bench.tools(frontend), bench.begin(3))
+    assert (found.status, good, bad) == ("completed", ids(2), [502, 502])
 
 
 async def test_full_disk_is_not_the_fault_of_a_line(bench: Bench) -> None:
@@ -184,10 +179,10 @@ async def test_full_disk_is_not_the_fault_of_a_line(bench: Bench) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
     batch = bench.begin(2)
-    tools = replace(bench.tools(lambda request: httpx.Response(200, json=ANSWER)), gate=FullGate())
+    tools = replace(bench.tools(), gate=FullGate())
     with pytest.raises(sqlite3.OperationalError):
-        await Run(tools, bench.claim(batch, "one"), "one").run()
-    assert bench.run(lambda t: bench.store.get(t, batch.id, "a")).failed == 0
+        await run(bench, tools, batch)
+    assert bench.state(batch).failed == 0
 
 
 async def test_lines_without_an_answer_have_an_error_even_if_nobody_can_read_them(tmp_path: Path) -> None:
@@ -204,14 +199,13 @@ async def test_lines_without_an_answer_have_an_error_even_if_nobody_can_read_the
 class RevokedGate(OpenGate):
     """Knows the key for some questions."""
 
-    def __init__(self, questions: int) -> None:
-        self.left = questions
+    def __init__(self, good_questions: int) -> None:
+        self.good_questions = good_questions
         self.questions = 0
 
     async def admit(self, request_id: str, key_id: str, path: str, body: bytes) -> dict[str, str]:
         self.questions += 1
-        self.left -= 1
-        if self.left < 0:
+        if self.questions > self.good_questions:
             raise GatewayError(401, "the key is no longer valid", code="invalid_api_key")
         return await super().admit(request_id, key_id, path, body)
 
@@ -221,13 +215,10 @@ async def test_batch_of_a_revoked_key_ends_without_a_question_for_each_line(
 ) -> None:
     monkeypatch.setattr(runner, "REFUSED_SECONDS", 0.0)
     gate = RevokedGate(3)
-    batch = bench.begin(900)
     tools = replace(bench.tools(concurrency=1), gate=gate)
-    await Run(tools, bench.claim(batch, "one"), "one").run()
-    state, good, errors = bench.ended(batch)
-    assert (state.status, good, len(errors)) == ("completed", ["c0", "c1", "c2"], 897)
+    state, good, errors = await run(bench, tools, bench.begin(900))
+    assert (state.status, good, errors) == ("completed", ids(0, 1, 2), [401] * 897)
     assert (state.completed, state.failed) == (3, 897)
-    assert set(errors) == {401}
     assert gate.questions < 10
     assert not state.shown()["errors"]
 
@@ -242,24 +233,18 @@ async def test_key_that_this_gateway_does_not_know_yet_is_asked_about_again(benc
                 raise GatewayError(401, "this key is new")
             return await super().admit(request_id, key_id, path, body)
 
-    batch = bench.begin(5)
-    tools = replace(bench.tools(), gate=LateGate())
-    await Run(tools, bench.claim(batch, "one"), "one").run()
-    assert bench.ended(batch)[1:] == ([f"c{n}" for n in range(5)], [])
+    _, good, bad = await run(bench, replace(bench.tools(), gate=LateGate()), bench.begin(5))
+    assert (good, bad) == (ids(*range(5)), [])
 
 
 async def test_answers_fill_what_the_tenant_may_keep_and_no_more(bench: Bench) -> None:
     def frontend(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={**ANSWER, "text": "x" * 300_000})
 
-    batch, later = bench.begin(100), bench.begin(100)
-    await Run(bench.tools(frontend, 1), bench.claim(batch, "one"), "one").run()
-    found, good, bad = bench.ended(batch)
+    tools = bench.tools(frontend, 1)
+    found, good, bad = await run(bench, tools, bench.begin(100))
     assert found.status == "failed" and '"storage_full"' in (found.errors or "")
     assert 30 < len(good) < 60 and (found.completed, found.failed, bad) == (len(good), 100 - len(good), [])
-    await Run(bench.tools(frontend, 1), bench.claim(later, "one"), "one").run()
-    found, good, bad = bench.ended(later)
+    found, good, bad = await run(bench, tools, bench.begin(100))
     assert (found.status, good, bad, found.output_file, found.error_file) == ("failed", [], [], None, None)
-    of_other = bench.begin(1, "b")
-    await Run(bench.tools(frontend, 1), bench.claim(of_other, "one"), "one").run()
-    assert bench.ended(of_other)[0].status == "completed"
+    assert (await run(bench, tools, bench.begin(1, "b")))[0].status == "completed"

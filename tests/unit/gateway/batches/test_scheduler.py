@@ -8,9 +8,8 @@ import errno
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,9 +17,10 @@ import pytest
 from dynamo_vllm.gateway.batches import parts, runner, scheduler
 from dynamo_vllm.gateway.batches.runner import Tools
 from dynamo_vllm.gateway.batches.scheduler import Scheduler
+from dynamo_vllm.gateway.batches.store import Batch
 from dynamo_vllm.gateway.database import DatabaseAway
 from dynamo_vllm.gateway.deferred import NotYet
-from harness.batch_bench import ANSWER, Bench, Handler, opened
+from harness.batch_bench import ANSWER, Bench, Handler
 from harness.open_gate import OpenGate
 
 MANY_BATCHES = """
@@ -65,12 +65,6 @@ class Frontend:
         self.open[tenant] -= 1
         self.answered.append(tenant)
         return httpx.Response(200, json=ANSWER)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
 
 
 def tools_of(bench: Bench, frontend: Handler, gate: OpenGate, slots: int = 4) -> Tools:
@@ -167,7 +161,6 @@ async def test_tenants_take_turns_for_slots(bench: Bench) -> None:
 async def test_many_batches_of_one_tenant_hide_no_other(bench: Bench) -> None:
     gate = LimitedGate("a")
     first = bench.begin(1, "a")
-
     bench.run(lambda t: t.execute(MANY_BATCHES, first.id))
     bench.now += 1
     small = bench.begin(1, "b")
@@ -200,11 +193,11 @@ async def test_running_batch_makes_room_after_its_turn_and_loses_no_answer(
 ) -> None:
     monkeypatch.setattr(scheduler, "MOST_BATCHES", 1)
     monkeypatch.setattr(scheduler, "TURN_SECONDS", 0.0)
-    requests: Counter[bytes] = Counter()
+    requests: Counter[str] = Counter()
     frontend = Frontend("a")
 
     async def counted(request: httpx.Request) -> httpx.Response:
-        requests[request.headers["x-dynamo-meta-gateway"].encode()] += 1
+        requests[request.headers["x-dynamo-meta-gateway"]] += 1
         return await frontend(request)
 
     large = bench.begin(30, "a")
@@ -213,7 +206,8 @@ async def test_running_batch_makes_room_after_its_turn_and_loses_no_answer(
         await bench.until("lines of a", lambda: frontend.open["a"] == 2)
         small = bench.begin(2, "b")
         running.nudge()
-        await bench.until("the batch to be parked", lambda: _is_parked(running))
+        runs = running._running
+        await bench.until("the batch to be parked", lambda: any(one.run.is_parked for one in runs.values()))
         monkeypatch.setattr(scheduler, "TURN_SECONDS", 1e9)
         frontend.go.set()
         await bench.until_ended(small)
@@ -221,10 +215,6 @@ async def test_running_batch_makes_room_after_its_turn_and_loses_no_answer(
         await bench.until_ended(large)
     assert bench.ended(large)[1] == [f"c{n}" for n in range(30)]
     assert set(requests.values()) == {1}
-
-
-def _is_parked(running: Scheduler) -> bool:
-    return any(one.run.is_parked for one in running._running.values())
 
 
 async def test_cancelled_and_expired_batches_end_while_all_places_are_taken(
@@ -257,17 +247,23 @@ async def test_gateway_that_stops_leaves_its_batches_to_the_next(bench: Bench) -
     assert json.loads(bench.files.path(bench.state(batches[0]).output_file or "").read_text().splitlines()[0])
 
 
-async def test_batch_that_cannot_be_run_fails_after_some_runs_also_across_restarts(bench: Bench) -> None:
-    batch = bench.begin(2, "a")
-    file = bench.files.path(batch.file_id)
-    file.unlink()
-    file.mkdir()  # so that it is there, and nobody can read it
+async def fail_but_once(bench: Bench, batch: Batch) -> Tools:
+    """Restart until one more failure of the batch would end it."""
     tools = tools_of(bench, Frontend(), OpenGate())
     for count in range(1, scheduler.MOST_FAILURES):
         async with scheduling(tools):
             await bench.until(f"failure {count}", lambda count=count: bench.failures(batch) == count)  # type: ignore[misc]
         assert bench.state(batch).ended is None
         bench.now += 100
+    return tools
+
+
+async def test_batch_that_cannot_be_run_fails_after_some_runs_also_across_restarts(bench: Bench) -> None:
+    batch = bench.begin(2, "a")
+    file = bench.files.path(batch.file_id)
+    file.unlink()
+    file.mkdir()  # so that it is there, and nobody can read it
+    tools = await fail_but_once(bench, batch)
     async with scheduling(tools):
         await bench.until_ended(batch)
     state = bench.state(batch).shown()
@@ -284,36 +280,28 @@ async def test_batch_whose_output_cannot_be_written_fails_too(
 
     monkeypatch.setattr(parts, "put_together", broken)
     batch = bench.begin(2, "a")
-    for count in range(1, scheduler.MOST_FAILURES):
-        async with scheduling(tools_of(bench, Frontend(), OpenGate())):
-            await bench.until(f"failure {count}", lambda count=count: bench.failures(batch) == count)  # type: ignore[misc]
-        bench.now += 100
-    async with scheduling(tools_of(bench, Frontend(), OpenGate())):
+    tools = await fail_but_once(bench, batch)
+    async with scheduling(tools):
         await bench.until_ended(batch)
         await bench.until("its parts to go", lambda: not (bench.folder / "parts" / batch.id).exists())
     state = bench.state(batch)
     assert (state.status, state.output_file, state.completed) == ("failed", None, 2)
 
 
-@pytest.mark.parametrize(
-    "outage", [OSError(errno.ENOSPC, "no room"), sqlite3.OperationalError("full"), DatabaseAway("away")]
-)
-async def test_full_disk_fails_no_batch(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, outage: Exception
-) -> None:
-    attempts = 0
+async def test_full_disk_fails_no_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    outages = [OSError(errno.ENOSPC, "no room"), sqlite3.OperationalError("full"), DatabaseAway("away")]
+    attempts: list[Exception] = []
 
     def full(*_: object) -> tuple[int, int]:
-        nonlocal attempts
-        attempts += 1
-        raise outage
+        attempts.append(outages[len(attempts) % 3])
+        raise attempts[-1]
 
     batch = bench.begin(2, "a")
     with monkeypatch.context() as patched:
         patched.setattr(parts, "put_together", full)
-        for count in range(1, scheduler.MOST_FAILURES + 2):
+        for count in range(1, 3 + scheduler.MOST_FAILURES):
             async with scheduling(tools_of(bench, Frontend(), OpenGate())):
-                await bench.until("an attempt", lambda count=count: attempts == count)  # type: ignore[misc]
+                await bench.until("an attempt", lambda count=count: len(attempts) == count)  # type: ignore[misc]
             bench.now += 100
     assert (bench.failures(batch), bench.state(batch).ended) == (0, None)
     assert {path.name for path in (bench.folder / "files").iterdir()} == {batch.file_id}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,9 +23,10 @@ from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.key_ring import KeyRing
 from dynamo_vllm.gateway.store.keys import Limits, Scopes
 from dynamo_vllm.gateway.store.limits import Limiter
-from harness.gateway_store import opened
+from harness.refusals import refused
 
 CHAT, COMPLETIONS, REALTIME = "/v1/chat/completions", "/v1/completions", "/v1/realtime"
+FORM = "multipart/form-data; boundary=x"
 JSON = "application/json"
 
 
@@ -61,23 +61,15 @@ class Checks:
     async def body(self, passed: dict[str, str], body: bytes = b"{}", path: str = CHAT) -> dict[str, str]:
         return await self.authorizer.check_body(path, passed, body, stays)
 
-    def counters(self) -> list[tuple[int, float, int]]:
-        """Requests, tokens and running requests of each subject."""
-        return self.database.run_now(
-            lambda t: [
-                (int(row[0]), float(row[1]), int(row[2]))
-                for row in t.all("SELECT requests, day_tokens, running FROM gateway_counters")
-            ]
-        )
+    def reserved(self) -> list[tuple[Any, ...]]:
+        """Tokens and running requests of each subject."""
+        return self.database.run_now(lambda t: t.all("SELECT day_tokens, running FROM gateway_counters"))
 
 
 @pytest.fixture
-async def checks(tmp_path: Path) -> AsyncIterator[Checks]:
-    database = opened(f"sqlite:///{tmp_path}/gateway.db")
-    ring, shares = KeyRing(database), FairShares()
-    limits = Limiter(database, "here")
-    yield Checks(database, ring, limits, shares, Authorizer(ring, limits, shares, "l", share_cache=False))
-    database.close()
+async def checks(database: Database) -> Checks:
+    ring, limits, shares = KeyRing(database), Limiter(database, "here"), FairShares()
+    return Checks(database, ring, limits, shares, Authorizer(ring, limits, shares, "l", share_cache=False))
 
 
 @pytest.fixture
@@ -85,7 +77,7 @@ async def open_checks(checks: Checks) -> Checks:
     ring = KeyRing(checks.database, is_open=True)
     pages = WebPages("127.0.0.1", ("https://page.example",))
     authorizer = Authorizer(ring, checks.limits, checks.shares, "l", share_cache=True, web_pages=pages)
-    return Checks(checks.database, ring, checks.limits, checks.shares, authorizer)
+    return replace(checks, ring=ring, authorizer=authorizer)
 
 
 # --- what a request may be --------------------------------------------------------------------------------
@@ -101,52 +93,40 @@ OTHER_TYPES = (
 )
 
 
-@pytest.mark.parametrize("content_type", JSON_TYPES)
-async def test_json_has_many_spellings(checks: Checks, content_type: str) -> None:
+async def test_json_has_many_spellings_and_what_is_none_is_refused_before_its_body(checks: Checks) -> None:
     await checks.use_key()
-    assert identity.KEY in await checks.key(content_type=content_type)
+    for content_type in JSON_TYPES:
+        passed = await checks.key(content_type=content_type)
+        assert identity.KEY in passed, content_type
+        checks.authorizer.ended(passed[identity.REQUEST])
+    for path in (CHAT, "/v1/batches", "/v1/responses", "/tokenize"):
+        for content_type in OTHER_TYPES:
+            with refused(415, code="unsupported_media_type"):
+                await checks.key(path, content_type=content_type)
 
 
-@pytest.mark.parametrize("content_type", OTHER_TYPES)
-@pytest.mark.parametrize("path", [CHAT, "/v1/batches", "/v1/responses", "/tokenize"])
-async def test_what_is_no_json_is_refused_before_its_body(
-    checks: Checks, path: str, content_type: str
-) -> None:
+async def test_files_come_in_forms_alone(checks: Checks) -> None:
     await checks.use_key()
-    with pytest.raises(GatewayError) as refused:
-        await checks.key(path, content_type=content_type)
-    assert (refused.value.status, refused.value.code) == (415, "unsupported_media_type")
-
-
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/audio/transcriptions"])
-async def test_files_come_in_forms_alone(checks: Checks, path: str) -> None:
-    await checks.use_key()
-    assert await checks.key(path, content_type="multipart/form-data; boundary=x")
-    for content_type in (JSON, "text/plain", "", "multipart/form-data"):
-        with pytest.raises(GatewayError, match="takes multipart/form-data"):
-            await checks.key(path, content_type=content_type)
+    for path in ("/v1/files", "/v1/audio/transcriptions"):
+        assert await checks.key(path, content_type=FORM)
+        for content_type in (JSON, "text/plain", "", "multipart/form-data"):
+            with refused(415, "takes multipart/form-data"):
+                await checks.key(path, content_type=content_type)
 
 
 async def test_requests_without_a_body_need_no_content_type(checks: Checks) -> None:
     await checks.use_key()
-    for method, path in (
-        ("GET", "/v1/files"),
-        ("DELETE", "/v1/files/file-1"),
-        ("POST", "/v1/batches/batch-1/cancel"),
-        ("GET", "/v1/models"),
-    ):
+    requests = "GET /v1/files, DELETE /v1/files/file-1, POST /v1/batches/batch-1/cancel, GET /v1/models"
+    for request in requests.split(", "):
+        method, path = request.split()
         assert await checks.key(path, method, content_type="")
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "BREW"])
-async def test_a_body_comes_with_a_post_alone(checks: Checks, method: str) -> None:
+async def test_a_body_comes_with_a_post_alone(checks: Checks) -> None:
     await checks.use_key()
-    with pytest.raises(GatewayError) as refused:
-        await checks.key(method=method)
-    assert (refused.value.status, refused.value.headers) == (405, {"allow": "POST"})
-
-
-# --- what is reserved -------------------------------------------------------------------------------------
+    for method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "BREW"):
+        with refused(405, headers={"allow": "POST"}):
+            await checks.key(method=method)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +150,14 @@ async def test_a_body_reserves_what_the_same_line_of_a_batch_does(
     await checks.use_key(limits=Limits(tokens_per_day=1 << 40))
     body = json.dumps({"model": "m", **fields}).encode()
     await checks.body(await checks.key(path), body, path)
-    assert [tokens for _, tokens, _ in checks.counters()] == [cost.of_body(path, body)]
+    assert checks.reserved() == [(cost.of_body(path, body), 1)]
 
 
 async def test_counting_tokens_reserves_none(checks: Checks) -> None:
     await checks.use_key(limits=Limits(tokens_per_day=10))
     path = "/v1/messages/count_tokens"
     await checks.body(await checks.key(path), b'{"max_tokens": 5000}', path)
-    assert [tokens for _, tokens, _ in checks.counters()] == [0]
+    assert checks.reserved() == [(0, 1)]
 
 
 async def test_a_model_whose_name_is_not_ascii_fits_its_scope(checks: Checks) -> None:
@@ -185,12 +165,8 @@ async def test_a_model_whose_name_is_not_ascii_fits_its_scope(checks: Checks) ->
     passed = await checks.key()
     for body in ('{"model": "modèle-研究"}'.encode(), b'{"model": "mod\\u00e8le-\\u7814\\u7a76"}'):
         assert (await checks.body(passed, body))[identity.MODEL] == "modèle-研究"
-    with pytest.raises(GatewayError) as refused:
+    with refused(403):
         await checks.body(passed, b'{"model": "mod\xc3\xa8le"}')
-    assert refused.value.status == 403
-
-
-# --- requests that end while they are checked -------------------------------------------------------------
 
 
 async def test_what_is_reserved_for_a_request_that_ended_meanwhile_comes_back(checks: Checks) -> None:
@@ -204,18 +180,16 @@ async def test_what_is_reserved_for_a_request_that_ended_meanwhile_comes_back(ch
         return outcome
 
     checks.limits.admit = admit_late  # type: ignore[method-assign]
-    with pytest.raises(GatewayError) as refused:
+    with refused(499):
         await checks.body(passed)
-    assert refused.value.status == 499
-    assert [(tokens, running) for _, tokens, running in checks.counters()] == [(0, 0)]
+    assert checks.reserved() == [(0, 0)]
     checks.limits.admit = admit  # type: ignore[method-assign]
     assert await checks.body(await checks.key())
 
 
 async def test_what_is_reserved_for_a_client_that_left_comes_back(checks: Checks) -> None:
     await checks.use_key(limits=Limits(concurrent=1))
-    left = asyncio.Event()
-    entered = asyncio.Event()
+    left, entered = asyncio.Event(), asyncio.Event()
     admit = checks.limits.admit
 
     async def admit_slowly(*args: Any, **settings: Any) -> Any:
@@ -232,17 +206,15 @@ async def test_what_is_reserved_for_a_client_that_left_comes_back(checks: Checks
     check = asyncio.ensure_future(checks.authorizer.check_body(CHAT, passed, b"{}", leaves))
     await entered.wait()
     left.set()
-    with pytest.raises(GatewayError):
+    with refused(499):
         await check
     checks.limits.admit = admit  # type: ignore[method-assign]
     async with asyncio.timeout(20):
         while True:
-            try:
+            with contextlib.suppress(GatewayError):
                 await checks.body(await checks.key())
                 return
-            except GatewayError as exc:
-                assert exc.status == 429
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
 
 
 async def test_an_end_that_nobody_waits_for_leaves_nothing(checks: Checks) -> None:
@@ -251,71 +223,53 @@ async def test_an_end_that_nobody_waits_for_leaves_nothing(checks: Checks) -> No
     assert not checks.authorizer._checks
 
 
-# --- WebSockets, lists and changes ------------------------------------------------------------------------
-
-
 async def test_a_socket_needs_a_model_of_its_key(checks: Checks) -> None:
     await checks.use_key(scopes=Scopes(models=("m",)))
     assert await checks.key(REALTIME, "GET", "model=m")
     for query in ("", "model=", "model=other", "model=m&model=other", "Model=m"):
-        with pytest.raises(GatewayError) as refused:
+        with refused(403):
             await checks.key(REALTIME, "GET", query)
-        assert refused.value.status == 403
 
 
 async def test_a_socket_counts_until_it_ends(checks: Checks) -> None:
     await checks.use_key(limits=Limits(requests_per_minute=3, concurrent=1))
     first = await checks.key(REALTIME, "GET", "model=m")
     assert checks.shares.in_flight == 1
-    with pytest.raises(GatewayError) as refused:
+    with refused(429):
         await checks.key(REALTIME, "GET", "model=m")
-    assert refused.value.status == 429
     assert checks.shares.in_flight == 1, "one that is refused holds no slot"
     await checks.limits.ended([first[identity.REQUEST]])
     assert await checks.key(REALTIME, "GET", "model=m")
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/files"),
-        ("POST", "/v1/batches"),
-        ("POST", "/v1/responses/resp-1/cancel"),
-        ("DELETE", "/v1/files/file-1"),
-        ("GET", "/v1/files"),
-        ("GET", "/v1/batches"),
-        ("GET", "/v1/usage"),
-        *(("HEAD", path) for path in ("/v1/files", "/v1/batches", "/v1/usage")),
-    ],
+CHANGES_AND_LISTS = (
+    *("POST /v1/files", "POST /v1/batches", "POST /v1/responses/resp-1/cancel", "DELETE /v1/files/file-1"),
+    *(f"{method} {path}" for method in ("GET", "HEAD") for path in ("/v1/files", "/v1/batches", "/v1/usage")),
 )
-async def test_changes_and_lists_count_as_requests_and_hold_nothing(
-    checks: Checks, method: str, path: str
-) -> None:
-    limits = Limits(requests_per_minute=2, concurrent=1, tokens_per_day=1)
-    await checks.use_key(limits=limits)
-    form = (
-        {"content_type": "multipart/form-data; boundary=x"} if (method, path) == ("POST", "/v1/files") else {}
-    )
-    for _ in range(2):
-        assert await checks.key(path, method, **form)
-    with pytest.raises(GatewayError) as refused:
-        await checks.key(path, method, **form)
-    assert refused.value.status == 429 and "retry-after" in refused.value.headers
-    assert [(tokens, running) for _, tokens, running in checks.counters()] == [(0, 0)]
+
+
+async def test_changes_and_lists_count_as_requests_and_hold_nothing(checks: Checks) -> None:
+    for request in CHANGES_AND_LISTS:
+        await checks.use_key(limits=Limits(requests_per_minute=2, concurrent=1, tokens_per_day=1))
+        method, path = request.split()
+        content_type = FORM if request == "POST /v1/files" else JSON
+        for _ in range(2):
+            assert await checks.key(path, method, content_type=content_type)
+        with refused(429) as refusal:
+            await checks.key(path, method, content_type=content_type)
+        assert "retry-after" in refusal.value.headers, request
+    assert checks.reserved() == [(0, 0)] * len(CHANGES_AND_LISTS)
 
 
 async def test_a_change_gives_back_none_of_the_tokens_that_others_used(checks: Checks) -> None:
     await checks.use_key(limits=Limits(requests_per_minute=10, tokens_per_minute=1000, concurrent=1))
     passed = await checks.key()
     await checks.body(passed, b'{"max_tokens": 900}')
-    before = checks.counters()
+    before = checks.reserved()
     await checks.key("/v1/files/file-1", "DELETE")
-    assert [(tokens, running) for _, tokens, running in before] == [
-        (tokens, running) for _, tokens, running in checks.counters()
-    ]
-    with pytest.raises(GatewayError) as refused:
+    assert checks.reserved() == before
+    with refused(429, "tokens per minute"):
         await checks.body(await checks.key(), b'{"max_tokens": 900}')
-    assert refused.value.status == 429 and "tokens per minute" in refused.value.message
 
 
 async def test_bodies_of_batches_that_do_not_end_hold_up_their_tenant_alone(checks: Checks) -> None:
@@ -329,8 +283,7 @@ async def test_bodies_of_batches_that_do_not_end_hold_up_their_tenant_alone(chec
     assert await checks.key("/v1/batches/batch-1/cancel")
     assert await checks.key("/v1/batches", "GET")
     checks.authorizer.ended(first[identity.REQUEST])
-    async with asyncio.timeout(20):
-        await waiting
+    await asyncio.wait_for(waiting, 20)
 
 
 async def test_polling_does_not_count(checks: Checks) -> None:
@@ -338,7 +291,7 @@ async def test_polling_does_not_count(checks: Checks) -> None:
     for path in ("/v1/models", "/v1/batches/batch-1", "/v1/files/file-1/content", "/v1/responses/resp-1"):
         for _ in range(3):
             assert await checks.key(path, "GET")
-    assert checks.counters() == []
+    assert checks.reserved() == []
 
 
 async def test_a_key_for_some_models_is_named_them_for_the_list(checks: Checks) -> None:
@@ -348,50 +301,26 @@ async def test_a_key_for_some_models_is_named_them_for_the_list(checks: Checks) 
     assert identity.models_of(await checks.key()) is None
 
 
-# --- without keys -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        *((name, 200) for name in ("127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:80", "127.1.2.3")),
-        *((name, 421) for name in ("rebound.example", "localhost.example:8000", "192.0.2.1:8000", "")),
-        *((name, 421) for name in ("127.0.0.1.example", "[::2]:8000", "0.0.0.0:8000")),
-    ],
-)
-async def test_a_name_of_somebody_else_finds_no_open_gateway(
-    open_checks: Checks, host: str, status: int
-) -> None:
-    try:
+async def test_a_name_of_somebody_else_finds_no_open_gateway(open_checks: Checks) -> None:
+    for host in ("127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:80", "127.1.2.3"):
         assert await open_checks.key(host=host)
-        outcome = 200
-    except GatewayError as exc:
-        outcome = exc.status
-    assert outcome == status
+    others = "rebound.example localhost.example:8000 192.0.2.1:8000 127.0.0.1.example [::2]:8000 0.0.0.0:8000"
+    for host in ("", *others.split()):
+        with refused(421):
+            await open_checks.key(host=host)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"sec_fetch_site": "cross-site"},
-        {"sec_fetch_site": "same-site"},
-        {"origin": "https://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://[x"},
-        {"origin": "http://127.0.0.1:9999", "sec_fetch_site": "same-site"},
-    ],
-)
-@pytest.mark.parametrize("path", [CHAT, "/v1/batches", "/v1/usage"])
-async def test_a_page_of_somebody_else_gets_nothing(
-    open_checks: Checks, headers: dict[str, str], path: str
-) -> None:
-    with pytest.raises(GatewayError) as refused:
-        await open_checks.key(path, host="127.0.0.1:8000", **headers)
-    assert refused.value.status == 403
-
-
-async def test_own_pages_and_those_that_the_operator_allows_pass(open_checks: Checks) -> None:
+async def test_pages_of_somebody_else_get_nothing_and_own_and_allowed_ones_pass(open_checks: Checks) -> None:
     host = "127.0.0.1:8000"
+    for path in (CHAT, "/v1/batches", "/v1/usage"):
+        for site in ("cross-site", "same-site"):
+            with refused(403):
+                await open_checks.key(path, host=host, sec_fetch_site=site)
+            with refused(403):
+                await open_checks.key(path, host=host, origin="http://127.0.0.1:9999", sec_fetch_site=site)
+        for origin in ("https://evil.example", "null", "http://[x"):
+            with refused(403):
+                await open_checks.key(path, host=host, origin=origin)
     assert await open_checks.key(host=host, origin=f"http://{host}", sec_fetch_site="same-origin")
     assert await open_checks.key(host=host, sec_fetch_site="none")
     assert await open_checks.key(host=host, origin="https://page.example", sec_fetch_site="cross-site")
@@ -400,9 +329,6 @@ async def test_own_pages_and_those_that_the_operator_allows_pass(open_checks: Ch
 async def test_a_gateway_with_keys_is_for_every_name(checks: Checks) -> None:
     await checks.use_key()
     assert await checks.key(host="chat.example", origin="https://other.example", sec_fetch_site="cross-site")
-
-
-# --- routes -----------------------------------------------------------------------------------------------
 
 
 def test_every_path_has_one_part_that_answers() -> None:

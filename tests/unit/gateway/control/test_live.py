@@ -12,8 +12,8 @@ from dynamo_vllm.config.options.gateway.serving import GatewayOptions
 from dynamo_vllm.gateway.control import server
 from dynamo_vllm.gateway.control.app import ControlApp
 from dynamo_vllm.gateway.control.server import Control
+from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.heartbeats import SILENT_SECONDS
-from harness.gateway_store import opened
 
 
 async def live(control: Control) -> tuple[int, str]:
@@ -25,9 +25,8 @@ async def live(control: Control) -> tuple[int, str]:
 
 
 async def test_a_thread_that_hangs_or_a_loop_that_ends_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = opened(f"sqlite:///{tmp_path}/gateway.db")
     control = Control(GatewayOptions(api_key=("sk-0123456789abcdef",)), database, tmp_path, tmp_path)
     assert await live(control) == (200, "")
     began, may_end = threading.Event(), threading.Event()
@@ -46,4 +45,3 @@ async def test_a_thread_that_hangs_or_a_loop_that_ends_is_named(
     assert await live(control) == (503, "not running any more: keys\n")
     control.heartbeats.beat("keys")
     assert await live(control) == (200, "")
-    database.close()

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from dynamo_vllm.gateway.control.pending_bodies import FORGET_SECONDS, PendingBodies
-from dynamo_vllm.gateway.replies import GatewayError
+from harness.refusals import refused
 
 LARGEST, MOST = 40, 100
 
 
-async def test_bodies_above_the_limit_wait_and_then_are_refused() -> None:
-    pending = PendingBodies(LARGEST, most=MOST, wait_seconds=0.01)
+async def full(**settings: Any) -> PendingBodies:
+    """A tenant whose bodies "a" and "b" leave no room for another large one."""
+    pending = PendingBodies(LARGEST, most=MOST, **settings)
     for name in ("a", "b"):
         await pending.begin(name, "t", LARGEST)
-    with pytest.raises(GatewayError) as refused:
+    return pending
+
+
+async def test_bodies_above_the_limit_wait_and_then_are_refused() -> None:
+    pending = await full(wait_seconds=0.01)
+    with refused(429) as refusal:
         await pending.begin("c", "t", LARGEST)
-    assert refused.value.status == 429 and refused.value.headers["retry-after"]
+    assert refusal.value.headers["retry-after"]
     assert pending.bytes_of("t") == 2 * LARGEST
     await pending.begin("d", "other", LARGEST)
 
@@ -35,7 +42,7 @@ async def test_many_small_bodies_are_a_large_one() -> None:
     for number in range(10):
         assert pending.begin_at_once(str(number), "t", 1)
     assert not pending.begin_at_once("next", "t", 0)
-    with pytest.raises(GatewayError):
+    with refused(429):
         await pending.begin("next", "t", 0)
     assert pending.begin_at_once("next", "other", 1)
     pending.end("0")
@@ -43,9 +50,7 @@ async def test_many_small_bodies_are_a_large_one() -> None:
 
 
 async def test_those_that_wait_get_in_in_order_when_a_body_has_come() -> None:
-    pending = PendingBodies(LARGEST, most=MOST, least=1, wait_seconds=60)
-    for name in ("a", "b"):
-        await pending.begin(name, "t", LARGEST)
+    pending = await full(least=1, wait_seconds=60)
     waiting = [asyncio.ensure_future(pending.begin(name, "t", LARGEST)) for name in ("c", "d")]
     middle = asyncio.ensure_future(pending.begin("e", "t", 2))  # would fit, and does not overtake
     await asyncio.sleep(0)
@@ -53,23 +58,19 @@ async def test_those_that_wait_get_in_in_order_when_a_body_has_come() -> None:
     assert pending.begin_at_once("f", "t", 1), "a small body needs no turn"
     pending.end("f")
     pending.end("a")
-    async with asyncio.timeout(20):
-        await waiting[0]
+    await asyncio.wait_for(waiting[0], 20)
     assert not waiting[1].done() and not middle.done()
     for name in ("b", "c"):
         pending.end(name)
-    async with asyncio.timeout(20):
-        await asyncio.gather(waiting[1], middle)
-    pending.end("d")
-    pending.end("e")
+    await asyncio.wait_for(asyncio.gather(waiting[1], middle), 20)
+    for name in ("d", "e"):
+        pending.end(name)
     assert pending.bytes_of("t") == 0
 
 
 @pytest.mark.parametrize("has_room", [True, False])
 async def test_a_client_that_leaves_while_it_waits_leaves_nothing(has_room: bool) -> None:
-    pending = PendingBodies(LARGEST, most=MOST, wait_seconds=60)
-    for name in ("a", "b"):
-        await pending.begin(name, "t", LARGEST)
+    pending = await full(wait_seconds=60)
     waiting = asyncio.ensure_future(pending.begin("c", "t", LARGEST))
     await asyncio.sleep(0)
     if has_room:
@@ -85,9 +86,7 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing(has_room: bool
 
 async def test_a_body_whose_end_nobody_told_is_forgotten() -> None:
     now = 0.0
-    pending = PendingBodies(LARGEST, most=MOST, clock=lambda: now)
-    for name in ("a", "b"):
-        await pending.begin(name, "t", LARGEST)
+    pending = await full(clock=lambda: now)
     now = FORGET_SECONDS + 1
     await pending.begin("c", "t", LARGEST)
     assert pending.bytes_of("t") == LARGEST

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from dynamo_vllm.gateway.exchange import refused
-from dynamo_vllm.gateway.replies import GatewayError
+from dynamo_vllm.gateway import exchange
 from dynamo_vllm.gateway.responses.asked import read
+from harness.refusals import refused
 
 
 def asked(**fields: Any) -> bytes:
@@ -37,9 +35,8 @@ def test_request_without_store_and_history_is_plain() -> None:
     assert not read(asked(store=False, input=reference)).is_plain
 
 
-@pytest.mark.parametrize(
-    ("fields", "parameter"),
-    [
+def test_what_cannot_be_done_is_refused_by_name() -> None:
+    for fields, parameter in (
         ({"conversation": "conv_1"}, "conversation"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"background": True, "store": False}, "store"),
@@ -47,31 +44,24 @@ def test_request_without_store_and_history_is_plain() -> None:
         ({"input": 5}, "input"),
         ({"input": None}, "input"),
         ({"input": [{"type": "item_reference"}]}, "input"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], parameter: str) -> None:
-    with pytest.raises(GatewayError) as found:
-        read(asked(**fields))
-    assert (found.value.status, found.value.parameter) == (400, parameter)
+    ):
+        with refused(400, parameter=parameter):
+            read(asked(**fields))
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"input":', b'{"input":["\xff"]}', b'{"store":"yes"}'])
-def test_odd_bodies_are_refused(body: bytes) -> None:
-    with pytest.raises(GatewayError) as found:
-        read(body)
-    assert found.value.status == 400
+def test_odd_bodies_are_refused() -> None:
+    for body in (b"", b"[]", b'{"input":', b'{"input":["\xff"]}', b'{"store":"yes"}'):
+        with refused(400):
+            read(body)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b'{"message":"Model not found","type":"Not Found","code":404}', "Model not found"),
-        (b'{"error":{"message":"no","code":"x","param":null}}', "no"),
-        (b'{"error":"no"}', "no"),
-        (b"upstream connect error", "upstream connect error"),
-        (b"", "status 503"),
-    ],
-)
-def test_errors_of_the_frontend_keep_status_and_text(body: bytes, message: str) -> None:
-    error = refused(503, body, "3")
-    assert (error.status, error.message, error.headers) == (503, message, {"retry-after": "3"})
+def test_errors_of_the_frontend_keep_status_and_text() -> None:
+    for body, message in {
+        b'{"message":"Model not found","type":"Not Found","code":404}': "Model not found",
+        b'{"error":{"message":"no","code":"x","param":null}}': "no",
+        b'{"error":"no"}': "no",
+        b"upstream connect error": "upstream connect error",
+        b"": "status 503",
+    }.items():
+        error = exchange.refused(503, body, "3")
+        assert (error.status, error.message, error.headers) == (503, message, {"retry-after": "3"})

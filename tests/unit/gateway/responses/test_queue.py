@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from dynamo_vllm.gateway import identity, schema
+from dynamo_vllm.gateway import identity
 from dynamo_vllm.gateway.database import Database, Transaction
-from dynamo_vllm.gateway.replies import GatewayError
-from dynamo_vllm.gateway.responses import queue
 from dynamo_vllm.gateway.responses.queue import ROWS_PER_TENANT, ResponseQueue
 from dynamo_vllm.gateway.responses.store import New, ResponseStore
 
@@ -59,10 +56,8 @@ class Tables:
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Iterator[Tables]:
-    database = Database(f"sqlite:///{tmp_path / 'g.db'}", schema.ALL)
-    yield Tables(database)
-    database.close()
+def tables(database: Database) -> Tables:
+    return Tables(database)
 
 
 def test_many_of_one_tenant_hide_none_of_another(tables: Tables) -> None:
@@ -107,13 +102,19 @@ def test_held_response_waits_for_its_time(tables: Tables) -> None:
     assert tables.waiting() == ["r2", "r1"]
 
 
-def test_hold_ends_although_a_clock_was_ahead(tables: Tables) -> None:
+def test_clock_that_was_ahead_keeps_no_held_response_and_none_of_a_dead_gateway_waiting(
+    tables: Tables,
+) -> None:
     tables.add("r1")
     tables.now += 86400
     assert tables.lease("r1")
     tables.hold("r1", 10)
     tables.now -= 86400
     assert tables.waiting() == ["r1"]
+    assert tables.lease("r1") and tables.begin("r1")
+    tables.now -= 3600
+    assert tables.waiting() == ["r1"] and tables.lease("r1", "two")
+    assert tables.waiting() == []
 
 
 def test_rows_of_a_held_key_make_room_for_others_of_their_tenant(tables: Tables) -> None:
@@ -125,24 +126,7 @@ def test_rows_of_a_held_key_make_room_for_others_of_their_tenant(tables: Tables)
     assert tables.waiting() == ["other"]
 
 
-def test_tenant_has_a_limit_of_queued_responses(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "QUEUED_PER_TENANT", 2)
-    tables.add("r1", "r2")
-    tables.run(lambda t: tables.queue.refuse_too_many(t, "b"))
-    with pytest.raises(GatewayError) as refused:
-        tables.run(lambda t: tables.queue.refuse_too_many(t, "a"))
-    assert (refused.value.status, refused.value.code) == (429, "too_many_queued_responses")
-
-
 def test_response_of_an_earlier_version_has_no_key(tables: Tables) -> None:
     tables.add("r1", key_id=None)
     (row,) = tables.run(tables.queue.waiting)
     assert (row.id, row.key_id) == ("r1", "")
-
-
-def test_clock_that_was_ahead_keeps_no_response_of_a_dead_gateway_waiting(tables: Tables) -> None:
-    tables.add("r1")
-    assert tables.lease("r1") and tables.begin("r1")
-    tables.now -= 3600
-    assert tables.waiting() == ["r1"] and tables.lease("r1", "two")
-    assert tables.waiting() == []

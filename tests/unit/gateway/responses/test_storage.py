@@ -16,6 +16,7 @@ from dynamo_vllm.gateway.database import Database, Transaction
 from dynamo_vllm.gateway.responses import background
 from dynamo_vllm.gateway.responses.store import ResponseStore
 from harness.responses_app import PATH, App, Text, app, response_of
+from harness.waiting import until_async
 
 LONG = "x" * 200_000
 
@@ -111,9 +112,7 @@ async def test_background_answer_waits_for_room_on_the_disk(
     await gateway.until(name, "in_progress")
     fill(gateway.database)
     answering.set()
-    async with asyncio.timeout(60):
-        while failures < 2:
-            await asyncio.sleep(0.01)
+    await until_async("two failures", lambda: failures >= 2)
     make_room(gateway.database)
     response = await gateway.until(name, "completed")
     assert response["output"][0]["content"][0]["text"] == LONG

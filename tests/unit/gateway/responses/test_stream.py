@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 
 from dynamo_vllm.gateway.responses.items import Fields, raw
 from dynamo_vllm.gateway.responses.stream import changed, unchanged
@@ -50,38 +49,29 @@ def answer(size: int, text: bytes = STREAM, fails: bool = False) -> httpx.Respon
     return httpx.Response(200, stream=Chunks(chunks, fails))
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 50, 333, 10_000])
-async def test_every_response_gets_our_fields_and_the_last_is_kept(size: int) -> None:
-    kept: list[Fields] = []
+async def test_every_response_gets_our_fields_and_the_last_is_sent_after_it_was_kept() -> None:
+    for size in (1, 2, 7, 50, 333, 10_000):
+        order: list[str] = []
 
-    async def keep(found: Fields) -> Fields:
-        kept.append(found)
-        return found
+        async def keep(fields: Fields, order: list[str] = order) -> Fields:
+            order.append(f"kept {bytes(fields['status']).decode()}")
+            return fields
 
-    out = b"".join([part async for part in changed(answer(size), OURS, keep)])
-    assert TEXT in out
-    assert out.endswith(b"data: [DONE]\n\n")
-    blocks = [block for block in out.split(b"\n\n") if b'"response":{' in block]
-    found = [json.loads(block.split(b"data: ")[1])["response"] for block in blocks]
-    assert [one["status"] for one in found] == ["in_progress", "completed"]
-    assert {(one["previous_response_id"], one["store"]) for one in found} == {("resp_0", True)}
-    assert [bytes(one["status"]) for one in kept] == [b'"completed"']
-
-
-async def test_client_gets_the_last_event_after_it_was_kept() -> None:
-    seen: list[str] = []
-
-    async def keep(found: Fields) -> Fields:
-        seen.append("kept")
-        return found
-
-    async for part in changed(answer(10_000), OURS, keep):
-        seen += ["sent"] if b"response.completed" in part else []
-    assert seen == ["kept", "sent"]
+        out = b""
+        async for part in changed(answer(size), OURS, keep):
+            out += part
+            order += ["sent"] if b"response.completed" in part else []
+        assert order == ['kept "completed"', "sent"]
+        assert TEXT in out and out.endswith(b"data: [DONE]\n\n")
+        blocks = [block for block in out.split(b"\n\n") if b'"response":{' in block]
+        responses = [json.loads(block.split(b"data: ")[1])["response"] for block in blocks]
+        assert [response["status"] for response in responses] == ["in_progress", "completed"]
+        ours = {(response["previous_response_id"], response["store"]) for response in responses}
+        assert ours == {("resp_0", True)}
 
 
 async def test_lost_frontend_ends_a_stream_with_an_error() -> None:
-    async def keep(found: Fields) -> Fields:
+    async def keep(_: Fields) -> Fields:
         raise AssertionError("nothing is complete")
 
     cut = STREAM[: STREAM.index(b"event: response.completed")]

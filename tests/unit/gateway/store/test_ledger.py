@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Iterable, Iterator
+import functools
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +12,7 @@ from dynamo_vllm.gateway.store import keys, usage
 from dynamo_vllm.gateway.store.buckets import DAY
 from dynamo_vllm.gateway.store.records import NOTHING, Part, Place, Sums, usage_of
 from dynamo_vllm.serving.usage.record import UsageRecord
-from harness.gateway_store import NOON, Store, opened, record
+from harness.gateway_store import NOON, Store, record
 
 RECORDS = st.builds(
     record,
@@ -26,14 +24,6 @@ RECORDS = st.builds(
     outcome=st.sampled_from(["finished", "aborted", "moved", "failed"]),
     at=st.sampled_from([float(NOON), float(NOON + DAY)]),
 )
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    with tempfile.TemporaryDirectory() as folder:
-        database = opened(f"sqlite:///{folder}/gateway.db")
-        yield Store(database)
-        database.close()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -67,15 +57,8 @@ def settled(store: Store, lists: list[list[UsageRecord]]) -> dict[Place, Sums]:
     found = store.database.run_now(usage.usage(0, 1e11, usage.GROUPS))
     places = {Place(u.day or 0, u.key or "", u.tenant or "", u.model or ""): u.sums for u in found}
     totals = store.database.run_now(usage.totals())
-    assert list(totals.values()) == [sum_of(places.values())]
+    assert list(totals.values()) == [functools.reduce(Sums.plus, places.values())]
     return {place: sums for place, sums in places.items() if sums != NOTHING}
-
-
-def sum_of(many: Iterable[Sums]) -> Sums:
-    found = NOTHING
-    for one in many:
-        found = found.plus(one)
-    return found
 
 
 def summed(records: list[UsageRecord]) -> dict[Place, Sums]:

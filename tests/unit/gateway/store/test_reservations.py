@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.store.limits import RECORD_SECONDS, Admitted
 from dynamo_vllm.serving.usage.record import UsageRecord
 from harness.gateway_store import DEFAULT, NOON, Store, opened, record, with_limits
@@ -29,13 +30,11 @@ NEWS = st.one_of(
 )
 
 
-@pytest.fixture(scope="module")
-def stores() -> Iterator[tuple[Store, Store]]:
-    with tempfile.TemporaryDirectory() as folder:
-        databases = [opened(f"sqlite:///{folder}/gateway.db") for _ in range(2)]
-        yield Store(databases[0], "g1"), Store(databases[1], "g2")
-        for database in databases:
-            database.close()
+@pytest.fixture
+def stores(database: Database, tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    other = opened(f"sqlite:///{tmp_path}/gateway.db")
+    yield Store(database, "g1"), Store(other, "g2")
+    other.close()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
