@@ -17,6 +17,7 @@ from dynamo_vllm.serving.admin.client import SECONDS, failure
 from dynamo_vllm.supervise.control import server
 from dynamo_vllm.supervise.control.messages import ControlError, Drain, Report, Request, Restart, Scale
 from dynamo_vllm.supervise.run_folder import RunFolder
+from harness.refusals import refused
 
 ONE, TWO = 0xA1B2C3D4E5F60718, 0x1122334455667788
 
@@ -55,14 +56,10 @@ def test_every_verb_is_one_of_the_workers() -> None:
 async def test_all_workers_are_asked_and_what_they_did_is_said() -> None:
     operated = Operated()
     found = await operated.actions.perform("pause", Asked(body={"mode": "wait"}))
-    assert found["results"] == [
-        {"worker": name, "ok": True, "said": "paused", "reply": operated.workers.reply}
-        for name in ("a1b2c3", "112233")
-    ]
-    assert [one[:3] for one in operated.workers.asked] == [
-        (ONE, "pause", {"mode": "wait"}),
-        (TWO, "pause", {"mode": "wait"}),
-    ]
+    outcome = {"ok": True, "said": "paused", "reply": operated.workers.reply}
+    assert found["results"] == [{"worker": name, **outcome} for name in ("a1b2c3", "112233")]
+    body = {"mode": "wait"}
+    assert [one[:3] for one in operated.workers.asked] == [(ONE, "pause", body), (TWO, "pause", body)]
     (event,) = operated.done
     assert event["verb"] == "pause" and "reply" not in event["results"][0]
 
@@ -80,40 +77,31 @@ async def test_refusal_of_a_worker_is_a_result() -> None:
     assert (one["ok"], one["said"]) == (False, "refused (409 wrong_state): it is asleep")
 
 
-@pytest.mark.parametrize(
-    ("verb", "asked", "status"),
-    [
-        ("status", Asked(), 404),
-        ("list_loras", Asked(), 404),
-        ("restart", Asked(), 404),
-        ("../pause", Asked(), 404),
-        ("pause", Asked(worker="zz"), 404),
-        ("load_lora", Asked(body={"lora_name": "a", "source": {"uri": "adapters/a"}}), 400),
-        ("sleep", Asked(body={"drain_seconds": "5"}), 400),
-        ("sleep", Asked(body={"drain_seconds": float("nan")}), 400),
-    ],
-)
-async def test_what_cannot_be_done_is_refused(verb: str, asked: Asked, status: int) -> None:
+async def test_what_cannot_be_done_is_refused() -> None:
     operated = Operated()
-    with pytest.raises(ConsoleError) as refused:
-        await operated.actions.perform(verb, asked)
-    assert refused.value.status == status
+    for verb in ("status", "list_loras", "restart", "../pause"):
+        with refused(404):
+            await operated.actions.perform(verb, Asked())
+    with refused(404):
+        await operated.actions.perform("pause", Asked(worker="zz"))
+    with refused(400):
+        adapter = {"lora_name": "a", "source": {"uri": "adapters/a"}}
+        await operated.actions.perform("load_lora", Asked(body=adapter))
+    for seconds in ("5", float("nan")):
+        with refused(400):
+            await operated.actions.perform("sleep", Asked(body={"drain_seconds": seconds}))
     assert operated.workers.asked == [] and operated.done == []
-
-
-async def test_without_workers_there_is_nobody_to_ask() -> None:
-    operated = Operated()
     operated.workers.found = []
-    with pytest.raises(ConsoleError, match="there are no workers"):
+    with refused(409, "there are no workers"):
         await operated.actions.perform("pause", Asked())
 
 
 async def test_read_only_offers_and_does_nothing() -> None:
     operated = Operated(read_only=True)
     assert operated.actions.names == []
-    with pytest.raises(ConsoleError) as refused:
+    with refused(403):
         await operated.actions.perform("pause", Asked())
-    assert refused.value.status == 403 and operated.workers.asked == []
+    assert operated.workers.asked == []
 
 
 class Serve:
@@ -147,51 +135,40 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
     await asyncio.wait([listening])
 
 
-async def test_serve_restarts_the_process_of_a_worker(serve: Serve) -> None:
+async def order(serve: Serve, verb: str, **fields: Any) -> tuple[str, bool, str]:
+    """Give `serve` an order; return which process, whether it did it, and its words."""
     operated = Operated(folder=serve.folder)
     assert {"restart", "drain", "scale"} <= set(operated.actions.names)
-    found = await operated.actions.perform("restart", Asked(worker="a1", body={"drain_seconds": 2}))
-    (one,) = found["results"]
-    assert (one["worker"], one["ok"]) == ("process of a1", True)
-    assert one["said"] == "ready after 1.0 s, pid 7"
-    assert serve.asked == [Restart("process of a1", 2.0)]
+    (result,) = (await operated.actions.perform(verb, Asked(**fields)))["results"]
+    return result["worker"], result["ok"], result["said"]
 
 
-async def test_serve_drains_the_process_of_a_worker(serve: Serve) -> None:
-    operated = Operated(folder=serve.folder)
-    (one,) = (await operated.actions.perform("drain", Asked(worker="a1", body={"drain_seconds": 2})))[
-        "results"
-    ]
-    assert (one["worker"], one["ok"]) == ("process of a1", True)
-    assert one["said"].startswith("drained and stopped after 1.0 s")
-    assert serve.asked == [Drain("process of a1", 2.0)]
+async def test_serve_restarts_drains_and_scales_and_its_refusal_is_a_result(serve: Serve) -> None:
+    body = {"drain_seconds": 2}
+    restarted = await order(serve, "restart", worker="a1", body=body)
+    assert restarted == ("process of a1", True, "ready after 1.0 s, pid 7")
+    process, is_done, words = await order(serve, "drain", worker="a1", body=body)
+    assert (process, is_done) == ("process of a1", True)
+    assert words.startswith("drained and stopped after 1.0 s")
+    scaled = await order(serve, "scale", group="decode", body={"workers": 3})
+    assert scaled == ("decode", False, "there is no room")
+    assert serve.asked == [Restart("process of a1", 2.0), Drain("process of a1", 2.0), Scale("decode", 3)]
 
 
-async def test_refusal_of_serve_is_a_result(serve: Serve) -> None:
-    asked = Asked(group="decode", body={"workers": 3})
-    (one,) = (await Operated(folder=serve.folder).actions.perform("scale", asked))["results"]
-    assert (one["worker"], one["ok"], one["said"]) == ("decode", False, "there is no room")
-    assert serve.asked == [Scale("decode", 3)]
-
-
-@pytest.mark.parametrize(
-    ("verb", "asked"),
-    [
-        ("restart", Asked()),
-        ("restart", Asked(worker="console")),
-        ("drain", Asked()),
-        ("scale", Asked(body={"workers": 3})),
-        ("scale", Asked(group="g", body={"workers": "3"})),
-        ("restart", Asked(worker="a1", body={"drain_seconds": "soon"})),
-    ],
-)
-async def test_orders_that_name_nothing_are_refused(serve: Serve, verb: str, asked: Asked) -> None:
-    with pytest.raises(ConsoleError):
-        await Operated(folder=serve.folder).actions.perform(verb, asked)
+async def test_orders_that_name_nothing_are_refused(serve: Serve) -> None:
+    for verb, fields in (
+        ("restart", {}),
+        ("restart", {"worker": "console"}),
+        ("drain", {}),
+        ("scale", {"body": {"workers": 3}}),
+        ("scale", {"group": "g", "body": {"workers": "3"}}),
+        ("restart", {"worker": "a1", "body": {"drain_seconds": "soon"}}),
+    ):
+        with pytest.raises(ConsoleError):
+            await order(serve, verb, **fields)
     assert serve.asked == []
 
 
 async def test_serve_that_does_not_answer_is_a_result(tmp_path: Path) -> None:
-    made = Serve(tmp_path / "r")
-    (one,) = (await Operated(folder=made.folder).actions.perform("restart", Asked(worker="a1")))["results"]
-    assert one["ok"] is False and "does not answer" in one["said"]
+    _, is_done, words = await order(Serve(tmp_path / "r"), "restart", worker="a1")
+    assert not is_done and "does not answer" in words

@@ -16,10 +16,10 @@ import pytest_asyncio
 
 from dynamo_vllm import ports
 from dynamo_vllm.console import connections, logins, server
-from harness.console_app import Console
+from harness.console_app import Console, streamed
 from harness.waiting import until_async
 
-CLIENTS = 200
+CLIENTS = 120
 LIMIT_SECONDS = 60
 PREFIX = "/console/"
 
@@ -69,11 +69,12 @@ class Listening:
 async def listening(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Listening]:
-    monkeypatch.setattr(server, "MOST_AT_ONCE", CLIENTS - 50)
+    monkeypatch.setattr(server, "MOST_AT_ONCE", CLIENTS - 20)
     uds = str(tmp_path / "s") if request.param == "gateway" else None
     opened = server.on_socket(Path(uds)) if uds is not None else server.listen("127.0.0.1", None, 0)
     port = 8001 if uds is not None else ports.number(opened)
     console = Console(tmp_path, token="t", port=port, prefix="/" if uds is None else PREFIX)
+    console.upstream.make = lambda: streamed(200, b"{}", "application/json")
     running = server.Server(server.config_of(console.app))
     task = asyncio.ensure_future(running.serve([opened]))
     await until_async("the console", lambda: running.started)
@@ -106,7 +107,7 @@ async def works(listening: Listening) -> list[int]:
 
 
 @pytest.mark.parametrize("addresses", [1, CLIENTS])
-async def test_operator_logs_in_and_works_beside_hundreds_of_slow_logins(
+async def test_operator_logs_in_and_works_beside_many_slow_logins(
     listening: Listening, addresses: int
 ) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
@@ -139,14 +140,12 @@ async def test_long_login_is_refused_before_it_is_read(listening: Listening) -> 
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/api/logout", "/api/actions/pause", "/api/bench", "/api/bench/stop", "/v1/chat/completions", "/v1/x"],
-)
-async def test_nobody_waits_for_another_body_before_the_login(listening: Listening, path: str) -> None:
+async def test_nobody_waits_for_another_body_before_the_login(listening: Listening) -> None:
+    paths = "/api/logout /api/actions/pause /api/bench /api/bench/stop /v1/chat/completions /v1/x"
     async with asyncio.timeout(LIMIT_SECONDS):
-        reader = await listening.send(listening.head(path) + b"{")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+        for path in paths.split():
+            reader = await listening.send(listening.head(path) + b"{")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401"), path
 
 
 async def test_client_that_leaves_during_its_login_is_no_error(
@@ -161,14 +160,14 @@ async def test_client_that_leaves_during_its_login_is_no_error(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
-async def test_operator_works_beside_hundreds_of_connections_without_a_request(
-    listening: Listening, sent: bytes, few_connections: None
+async def test_operator_works_beside_many_connections_without_a_request(
+    listening: Listening, few_connections: None
 ) -> None:
     async with asyncio.timeout(LIMIT_SECONDS):
-        for _ in range(CLIENTS):
-            await listening.send(sent)
-        assert await works(listening) == [200] * 7
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
+            for _ in range(CLIENTS):
+                await listening.send(sent)
+            assert await works(listening) == [200] * 7
 
 
 async def test_operator_works_beside_clients_that_do_not_read(

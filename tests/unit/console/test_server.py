@@ -36,12 +36,9 @@ def test_console_listens_on_ipv6_too() -> None:
         assert one.getsockname()[0] == "::1"
 
 
-@pytest.mark.parametrize(
-    ("url", "port"),
-    [("http://h:8000", 8001), ("https://h", 0), ("http://h:80", 0), ("http://h:65535", 0)],
-)
-def test_port_is_the_one_after_the_deployments(url: str, port: int) -> None:
-    assert console.port_after(url) == port
+def test_port_is_the_one_after_the_deployments() -> None:
+    assert console.port_after("http://h:8000") == 8001
+    assert {console.port_after(url) for url in ("https://h", "http://h:80", "http://h:65535")} == {0}
 
 
 @pytest.mark.parametrize(
@@ -98,16 +95,16 @@ async def served() -> AsyncIterator[Served]:
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize("sent", [b"", REQUEST[:-2]])
 async def test_connections_without_a_request_are_closed_and_answers_are_not(
-    served: Served, monkeypatch: pytest.MonkeyPatch, sent: bytes
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, _ = await served.connect(REQUEST)
     async with asyncio.timeout(30):
         await served.asked.wait()
         monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
-        silent, _ = await served.connect(sent)
-        assert await silent.read() == b""
+        for sent in (b"", REQUEST[:-2]):
+            silent, _ = await served.connect(sent)
+            assert await silent.read() == b""
         served.let_go.set()
         assert (await asking.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
 

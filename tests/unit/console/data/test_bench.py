@@ -8,11 +8,10 @@ import sys
 from typing import Any
 
 import psutil
-import pytest
 
 from dynamo_vllm.console.data import bench
 from dynamo_vllm.console.data.bench import Bench, BenchRequest
-from dynamo_vllm.console.replies import ConsoleError
+from harness.refusals import refused
 
 REPORT = """
 import sys, json
@@ -49,6 +48,15 @@ class Told:
 ASKED = BenchRequest(model="tiny", requests=10)
 
 
+async def running() -> Told:
+    """A load test with a process of its own, which goes on until it is stopped."""
+    told = Told(WAITS)
+    await told.bench.start(ASKED)
+    while not told.bench.state()["progress"]:
+        await told.states.get()
+    return told
+
+
 async def test_load_test_shows_progress_and_then_its_stages() -> None:
     told = Told(REPORT)
     assert told.bench.state()["state"] == "idle"
@@ -67,27 +75,19 @@ async def test_load_test_shows_progress_and_then_its_stages() -> None:
 
 
 async def test_second_one_waits_and_a_stopped_one_leaves_nothing() -> None:
-    told = Told(WAITS)
-    await told.bench.start(ASKED)
-    while not told.bench.state()["progress"]:
-        await told.states.get()
-    with pytest.raises(ConsoleError) as refused:
+    told = await running()
+    with refused(409):
         await told.bench.start(ASKED)
-    assert refused.value.status == 409
     below = psutil.Process().children(recursive=True)
     assert len(below) == 2
     assert (await told.bench.stop())["state"] == "stopped"
-    gone, alive = psutil.wait_procs(below, timeout=30)
-    assert alive == []
-    with pytest.raises(ConsoleError):
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+    with refused(409):
         await told.bench.stop()
 
 
 async def test_end_of_the_console_ends_it() -> None:
-    told = Told(WAITS)
-    await told.bench.start(ASKED)
-    while not told.bench.state()["progress"]:
-        await told.states.get()
+    told = await running()
     below = psutil.Process().children(recursive=True)
     await told.bench.close()
     assert psutil.wait_procs(below, timeout=30)[1] == []
@@ -99,33 +99,25 @@ async def test_failure_is_said_in_its_own_words() -> None:
     assert (await told.until("failed"))["error"] == "nothing listens there"
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
+async def test_what_cannot_run_is_refused() -> None:
+    told = Told(REPORT)
+    for request in (
         BenchRequest(model="m"),
         BenchRequest(model="m", requests=1, seconds=1),
         BenchRequest(model="m", requests=0),
         BenchRequest(model="m", seconds=1e9),
-        BenchRequest(model="m", requests=1, concurrency="8;ls"),
         BenchRequest(model="m", requests=1, input_tokens=-1),
-        BenchRequest(model="--json", requests=1),
-        BenchRequest(model="", requests=1),
-        BenchRequest(model="a\0b", requests=1),
-        BenchRequest(model="m" * 2000, requests=1),
-        BenchRequest(model="m", requests=1, concurrency="\u0663"),
-    ],
-)
-async def test_what_cannot_run_is_refused(asked: BenchRequest) -> None:
-    told = Told(REPORT)
-    with pytest.raises(ConsoleError) as refused:
-        await told.bench.start(asked)
-    assert refused.value.status == 400
-    assert told.bench.state()["state"] == "idle", "the next one can run"
+        *(BenchRequest(model="m", requests=1, concurrency=text) for text in ("8;ls", "\u0663")),
+        *(BenchRequest(model=name, requests=1) for name in ("--json", "", "a\0b", "m" * 2000)),
+    ):
+        with refused(400):
+            await told.bench.start(request)
+        assert told.bench.state()["state"] == "idle", "the next one can run"
 
 
-@pytest.mark.parametrize("line", ["warming up", '{"message": "x"}', "[1]", "error: 5 s", "{"])
-def test_other_lines_are_no_progress(line: str) -> None:
-    assert bench.figures(line) is None
+def test_other_lines_are_no_progress() -> None:
+    for line in ("warming up", '{"message": "x"}', "[1]", "error: 5 s", "{"):
+        assert bench.figures(line) is None, line
 
 
 def test_rate_is_that_since_the_row_before_of_the_same_stage() -> None:

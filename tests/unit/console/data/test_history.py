@@ -76,28 +76,22 @@ def test_long_times_are_joined_into_few_steps() -> None:
     assert series["requests_per_second"][10] == pytest.approx(1.0)
 
 
-def test_worker_that_came_later_has_nothing_before() -> None:
+def test_worker_that_comes_later_or_back_has_nothing_before() -> None:
     past = History()
-    past.add(100.0, [], {"a": worker(0.5)})
-    past.add(102.0, [], {"a": worker(0.5), "b": worker(0.25)})
-    assert past.series(60, 102.0)["series"]["workers"]["b"]["kv_used"] == [None, 0.25]
-
-
-def test_worker_that_left_and_came_back_has_nothing_between() -> None:
-    past = History()
-    for second, names in enumerate(("ab", "b", "ba", "ab")):
+    for second, names in enumerate(("ab", "b", "bac", "ab")):
         past.add(100.0 + second, [], {name: worker(0.5 if name == "a" else 0.25) for name in names})
     workers = past.series(60, 103.0)["series"]["workers"]
     assert workers["a"]["kv_used"] == [0.5, None, 0.5, 0.5]
     assert workers["b"]["kv_used"] == [0.25] * 4
+    assert workers["c"]["kv_used"] == [None, None, 0.25, None]
 
 
-@pytest.mark.parametrize(("odd", "shown"), [(float("nan"), None), (-1.0, None), (INF, 214748.3647)])
-def test_worker_with_an_odd_figure_ends_nothing(odd: float, shown: float | None) -> None:
-    past = History()
-    past.add(100.0, [], {"a": worker(odd), "b": worker(0.5)})
-    workers = past.series(60, 100.0)["series"]["workers"]
-    assert (workers["a"]["kv_used"], workers["b"]["kv_used"]) == ([shown], [0.5])
+def test_worker_with_an_odd_figure_ends_nothing() -> None:
+    for odd, shown in {float("nan"): None, -1.0: None, INF: 214748.3647}.items():
+        past = History()
+        past.add(100.0, [], {"a": worker(odd), "b": worker(0.5)})
+        workers = past.series(60, 100.0)["series"]["workers"]
+        assert (workers["a"]["kv_used"], workers["b"]["kv_used"]) == ([shown], [0.5])
 
 
 def test_what_is_older_than_an_hour_goes() -> None:

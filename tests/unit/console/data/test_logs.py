@@ -9,7 +9,7 @@ import pytest
 
 from dynamo_vllm.console.data import logs
 from dynamo_vllm.console.data.logs import LogQuery, Logs
-from dynamo_vllm.console.replies import ConsoleError
+from harness.refusals import refused
 
 LINES = """\
 2026-11-18T08:19:04.597826Z  INFO dynamo_vllm.worker: ready
@@ -27,8 +27,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def texts(found: dict[str, Any]) -> list[str]:
-    return [line["text"] for line in found["lines"]]
+def texts(page: dict[str, Any]) -> list[str]:
+    return [line["text"] for line in page["lines"]]
+
+
+def read_backwards(folder: Path, name: str, **query: Any) -> tuple[list[str], int]:
+    """All lines, read page by page from the end, and how many pages there were."""
+    lines: list[str] = []
+    before, pages = None, 0
+    while before != 0:
+        page = Logs(folder).lines(name, LogQuery(before=before, **query))
+        assert before is None or page["from_byte"] <= before
+        assert pages < 20
+        lines, before, pages = texts(page) + lines, page["from_byte"], pages + 1
+    return lines, pages
 
 
 def test_last_lines_come_with_levels_and_without_escapes(folder: Path) -> None:
@@ -44,13 +56,8 @@ def test_line_without_a_level_has_that_of_the_line_above(folder: Path) -> None:
 
 
 def test_pages_go_backwards_without_gaps(folder: Path) -> None:
-    seen: list[str] = []
-    before = None
-    while before != 0:
-        page = Logs(folder).lines("worker-1", LogQuery(before=before, limit=2))
-        seen = texts(page) + seen
-        before = page["from_byte"]
-    assert seen == texts(Logs(folder).lines("worker-1", LogQuery()))
+    lines, pages = read_backwards(folder, "worker-1", limit=2)
+    assert (lines, pages) == (texts(Logs(folder).lines("worker-1", LogQuery())), 3)
 
 
 def test_new_lines_come_once_they_are_whole(folder: Path) -> None:
@@ -92,17 +99,18 @@ def test_each_line_of_a_long_log_is_looked_at_once(folder: Path, monkeypatch: py
     assert len(looked_at) == 2000 == len(set(looked_at))
 
 
-@pytest.mark.parametrize("step", [1, 7, 50, 1000])
-@pytest.mark.parametrize("level", [None, "error"])
 def test_lines_and_their_levels_do_not_depend_on_what_is_read_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, level: str | None
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = "".join(f"  File {n}\n" for n in range(40))
     (folder / "trace.log").write_text(f"{LINES}error: it ends\n{trace}2026-11-18T08:19:06.000Z  INFO on\n")
-    expected = Logs(folder).lines("trace", LogQuery(level=level))
-    monkeypatch.setattr(logs, "_STEP_BYTES", step)
-    assert Logs(folder).lines("trace", LogQuery(level=level)) == expected
-    assert len(expected["lines"]) == (48 if level is None else 44)
+    for level, count in {None: 48, "error": 44}.items():
+        monkeypatch.undo()
+        expected = Logs(folder).lines("trace", LogQuery(level=level))
+        assert len(expected["lines"]) == count
+        for step in (1, 7, 50, 1000):
+            monkeypatch.setattr(logs, "_STEP_BYTES", step)
+            assert Logs(folder).lines("trace", LogQuery(level=level)) == expected, step
 
 
 def test_lines_above_which_a_page_ends_have_their_level_on_the_next(
@@ -113,40 +121,28 @@ def test_lines_above_which_a_page_ends_have_their_level_on_the_next(
     trace = "".join(f"  File {n}\n" for n in range(3))
     info = "".join(f"2026-11-18T08:19:06.000Z  INFO {n}\n" for n in range(4))
     (folder / "trace.log").write_text(f"{info}error: it ends\n{trace}{info[:-34]}")
-    seen: list[str] = []
-    before = None
-    while before != 0:
-        page = Logs(folder).lines("trace", LogQuery(before=before, level="error"))
-        assert before is None or page["from_byte"] < before
-        seen, before = texts(page) + seen, page["from_byte"]
-    assert seen == ["error: it ends", *trace.splitlines()]
+    lines, pages = read_backwards(folder, "trace", level="error")
+    assert pages == 3
+    assert lines == ["error: it ends", *trace.splitlines()]
 
 
 def test_one_endless_line_does_not_stop_the_pages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MOST_BYTES", 1000)
     monkeypatch.setattr(logs, "_STEP_BYTES", 500)
     (folder / "long.log").write_text("x" * 5000 + "\nend\n")
-    before, rounds = None, 0
-    while before != 0:
-        page = Logs(folder).lines("long", LogQuery(before=before))
-        assert before is None or page["from_byte"] <= before
-        before, rounds = page["from_byte"], rounds + 1
-        assert rounds < 20
+    lines, _ = read_backwards(folder, "long")
+    assert lines[-1] == "end"
 
 
-@pytest.mark.parametrize("name", ["../secret", "secret.txt", "link", "/etc/passwd", "worker-2", "", ".log"])
-def test_only_listed_logs_are_read(folder: Path, name: str) -> None:
+def test_only_listed_logs_are_read(folder: Path) -> None:
     (folder / "secret.txt").write_text("x")
     (folder.parent / "secret.log").write_text("x")
     (folder / "link.log").symlink_to(folder.parent / "secret.log")
-    assert [one["name"] for one in Logs(folder).listed()] == ["worker-1.log"]
-    with pytest.raises(ConsoleError) as refused:
-        Logs(folder).lines(name, LogQuery())
-    assert refused.value.status == 404
-
-
-def test_unknown_level_is_refused(folder: Path) -> None:
-    with pytest.raises(ConsoleError, match="is unknown"):
+    assert [log["name"] for log in Logs(folder).listed()] == ["worker-1.log"]
+    for name in ("../secret", "secret.txt", "link", "/etc/passwd", "worker-2", "", ".log"):
+        with refused(404):
+            Logs(folder).lines(name, LogQuery())
+    with refused(400, "is unknown"):
         Logs(folder).lines("worker-1", LogQuery(level="loud"))
 
 

@@ -23,20 +23,9 @@ TIER = {"tier": "host", "bytes": 10, "used_bytes": 5, "hit_tokens": 1, "read_byt
 
 def status(**more: Any) -> dict[str, Any]:
     return {
-        "status": "success",
-        "role": "agg",
-        "state": "ready",
-        "models": ["tiny"],
-        "adapters": [],
-        "ranks": [RANK],
-        "tiers": [TIER],
-        "host": "h",
-        "pid": 1,
-        "in_flight": 3,
-        "requests": 0,
-        "uptime_seconds": 5.0,
-        "last_error": None,
-        "versions": {"vllm": "1"},
+        **{"status": "success", "role": "agg", "state": "ready", "models": ["tiny"], "adapters": []},
+        **{"ranks": [RANK], "tiers": [TIER], "host": "h", "pid": 1, "in_flight": 3, "requests": 0},
+        **{"uptime_seconds": 5.0, "last_error": None, "versions": {"vllm": "1"}},
         **more,
     }
 
@@ -55,7 +44,7 @@ class FakeFrontends:
 
 
 class FakeWorkers:
-    def __init__(self, **replies: dict[str, Any]) -> None:
+    def __init__(self) -> None:
         self.replies: dict[int, dict[str, Any]] = {}
 
     @property
@@ -77,14 +66,8 @@ class Polled:
 
     def __init__(self) -> None:
         self.frontends, self.workers, self.hub = FakeFrontends(), FakeWorkers(), Hub()
-        self.poller = Poller(
-            self.frontends,  # type: ignore[arg-type]
-            self.workers,
-            FakeDirectory(),
-            History(),
-            self.hub,
-            "no worker is in discovery",
-        )
+        asked: tuple[Any, Any, Any] = (self.frontends, self.workers, FakeDirectory())
+        self.poller = Poller(*asked, History(), self.hub, "no worker is in discovery")
 
     async def look(self, replies: dict[int, dict[str, Any]]) -> dict[str, Any]:
         self.workers.replies = replies
@@ -175,12 +158,10 @@ async def test_worker_that_vanishes_is_a_problem_until_it_is_long_ago(
     assert polled.poller.name_of(ONE) == "a1b2c3"
     monkeypatch.setattr(overview, "GONE_SECONDS", -1.0)
     assert (await polled.look({TWO: status()}))["problems"] == []
-
-
-async def test_worker_that_drained_may_go() -> None:
-    polled = Polled()
-    await polled.look({ONE: status(state="draining"), TWO: status()})
-    assert (await polled.look({TWO: status()}))["problems"] == []
+    monkeypatch.undo()
+    await polled.look({TWO: status(state="draining")})
+    drained = await polled.look({ONE: status()})
+    assert drained["problems"] == [], "one that drained may go"
 
 
 def process(name: str, state: str = "ready", **more: Any) -> dict[str, Any]:
@@ -261,12 +242,9 @@ async def test_page_is_sent_what_changed_and_no_clocks() -> None:
     assert b"event: overview" in await anext(stream)
 
 
-@pytest.mark.parametrize(
-    ("cpu", "is_watched", "wait"),
-    [(0.0, True, 2.0), (0.0, False, 5.0), (0.03, False, 5.0), (0.06, True, 10.0), (9.0, True, 60.0)],
-)
-def test_costly_polls_come_less_often(cpu: float, is_watched: bool, wait: float) -> None:
-    assert overview.pause(cpu, is_watched) == pytest.approx(wait)
+def test_costly_polls_come_less_often() -> None:
+    assert [overview.pause(cpu, True) for cpu in (0.0, 0.06, 9.0)] == pytest.approx([2.0, 10.0, 60.0])
+    assert [overview.pause(cpu, False) for cpu in (0.0, 0.03)] == pytest.approx([5.0, 5.0])
 
 
 def shown(name: str, role: str, model: str = "tiny") -> dict[str, Any]:
@@ -275,12 +253,8 @@ def shown(name: str, role: str, model: str = "tiny") -> dict[str, Any]:
 
 
 def test_edges_follow_the_roles() -> None:
-    workers = [
-        shown("p", "prefill"),
-        shown("d", "decode"),
-        shown("x", "decode", "other"),
-        shown("e", "encode"),
-    ]
+    pair = [shown("p", "prefill"), shown("d", "decode")]
+    workers = [*pair, shown("x", "decode", "other"), shown("e", "encode")]
     found = overview.edges([FrontendState("frontend", "u")], workers)
     assert {(one["from"], one["to"], one["kind"]) for one in found} == {
         ("frontend", "p", "requests"),
@@ -303,10 +277,8 @@ def test_prefill_workers_get_and_give_tokens_of_prompts() -> None:
 def test_several_frontends_share_what_a_worker_gets() -> None:
     both = [FrontendState("frontend", "u"), FrontendState("frontend-2", "v")]
     found = overview.edges(both, [shown("a", "agg")])
-    assert [(one["from"], one["requests_per_second"]) for one in found] == [
-        ("frontend", 2.0),
-        ("frontend-2", 2.0),
-    ]
+    shares = [(edge["from"], edge["requests_per_second"]) for edge in found]
+    assert shares == [("frontend", 2.0), ("frontend-2", 2.0)]
 
 
 def test_each_taker_has_its_share_of_what_a_giver_sends() -> None:
@@ -345,13 +317,9 @@ def test_each_problem_of_a_worker_has_its_words() -> None:
 
 
 def test_frontend_is_a_problem_if_it_is_silent_or_has_no_model() -> None:
-    found = problems.of_frontends(
-        [FrontendState("frontend", "u", problem="refused"), FrontendState("frontend-2", "v")]
-    )
-    assert [one["what"] for one in found] == [
-        "frontend does not answer",
-        "frontend-2 has no model that can answer",
-    ]
+    states = [FrontendState("frontend", "u", problem="refused"), FrontendState("frontend-2", "v")]
+    words = [problem["what"] for problem in problems.of_frontends(states)]
+    assert words == ["frontend does not answer", "frontend-2 has no model that can answer"]
 
 
 def test_different_versions_are_a_problem() -> None:
@@ -360,20 +328,17 @@ def test_different_versions_are_a_problem() -> None:
     assert "1 with vllm 1" in only["why"]
 
 
-@pytest.mark.parametrize(
-    ("apis", "kind"),
-    [
-        (("chat", "completions"), "chat"),
-        (("completions",), "completions"),
-        (("embeddings", "rerank"), "embeddings"),
-        (("rerank", "score"), "rerank"),
-        (("images",), "image"),
-        ((), "chat"),
-    ],
-)
-def test_what_a_model_is_for(apis: tuple[str, ...], kind: str) -> None:
-    (only,) = models.described([{"id": "m"}], [WorkerCard(models=("m",), apis=apis)], [])
-    assert only["kind"] == kind
+def test_what_a_model_is_for() -> None:
+    for apis, kind in {
+        ("chat", "completions"): "chat",
+        ("completions",): "completions",
+        ("embeddings", "rerank"): "embeddings",
+        ("rerank", "score"): "rerank",
+        ("images",): "image",
+        (): "chat",
+    }.items():
+        (only,) = models.described([{"id": "m"}], [WorkerCard(models=("m",), apis=apis)], [])
+        assert only["kind"] == kind, apis
 
 
 def test_model_that_only_workers_know_is_listed() -> None:

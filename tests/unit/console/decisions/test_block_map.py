@@ -38,17 +38,13 @@ def test_leading_blocks_of_each_worker_count() -> None:
     assert blocks.count == 6
 
 
-def test_blocks_continue_those_that_an_engine_named() -> None:
-    blocks = made()
-    assert blocks.store(A, DEVICE, stored(1, 2, engine=50), 1.0)
-    assert blocks.store(A, DEVICE, stored(3, parent=52, engine=50), 2.0)
-    assert blocks.overlaps(PROMPT) == {A: Overlap(3)}
-
-
-def test_blocks_after_an_unknown_one_are_left_out() -> None:
+def test_blocks_continue_those_that_an_engine_named_and_are_left_out_after_an_unknown_one() -> None:
     blocks = made()
     assert not blocks.store(A, DEVICE, stored(3, parent=52), 2.0)
     assert blocks.count == 0
+    assert blocks.store(A, DEVICE, stored(1, 2, engine=50), 1.0)
+    assert blocks.store(A, DEVICE, stored(3, parent=52, engine=50), 2.0)
+    assert blocks.overlaps(PROMPT) == {A: Overlap(3)}
 
 
 def test_run_goes_on_in_lower_tiers() -> None:
@@ -107,13 +103,8 @@ def test_past_states_can_be_asked_for() -> None:
     blocks.remove(A, DEVICE, [2], 3.0)
     blocks.store(A, DEVICE, stored(2, parent=1), 4.0)
     states = [blocks.overlaps(PROMPT, at) for at in (0.5, 1.0, 2.5, 3.5, 9.0)]
-    assert states == [
-        {},
-        {A: Overlap(2)},
-        {A: Overlap(2), B: Overlap(3)},
-        {A: Overlap(1), B: Overlap(3)},
-        {A: Overlap(2), B: Overlap(3)},
-    ]
+    both = {A: Overlap(2), B: Overlap(3)}
+    assert states == [{}, {A: Overlap(2)}, both, {A: Overlap(1), B: Overlap(3)}, both]
     assert blocks.changes_between(PROMPT, 1.5, 3.5) == [2.0, 3.0]
     assert blocks.is_known(A, 0.5)
 

@@ -1,4 +1,4 @@
-"""What workers were doing when a request was routed, live and afterwards."""
+"""What workers were doing when a request was routed, and the cost that the router computed from it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from dynamo_vllm.console.decisions import load
+from dynamo_vllm.console.decisions.allowance import Allowance
+from dynamo_vllm.console.decisions.cost import AGGREGATED, DECODE, PREFILL, cost, counted_blocks
 from dynamo_vllm.console.decisions.load import LiveLoad, PastLoad, Stay
-from dynamo_vllm.console.decisions.shapes import Load, Worker
+from dynamo_vllm.console.decisions.shapes import Load, Overlap, Weights, Worker
 
 A, B = Worker(1), Worker(2)
 
@@ -86,3 +88,40 @@ def test_live_load_does_not_go_through_all_blocks_that_are_held() -> None:
     live = LiveLoad()
     live._blocks[A] = Held([1, 2, 3])
     assert live.of([A], [3, 4, 4, 5])[A] == Load(0, 0, 5)
+
+
+def test_cost_is_what_runtime_1_6_1_logged() -> None:
+    for phase, overlap, active, tokens, logged in (
+        (AGGREGATED, Overlap(8), Load(0, 0, 8), 257, 8.0),
+        (AGGREGATED, Overlap(9), Load(1, 0, 20), 312, 276.0),
+        (AGGREGATED, Overlap(0, 0, 9), Load(1, 0, 21), 312, 397.0),
+        (AGGREGATED, Overlap(), Load(0, 0, 9), 312, 165.0),
+        (PREFILL, Overlap(), Load(1, 43, 0), 443, 499.0),
+        (PREFILL, Overlap(), Load(0, 0, 5), 443, 221.5),
+        (DECODE, Overlap(3), Load(2, 99, 33), 443, 545.0),
+    ):
+        assert cost(phase, Weights(), overlap, active, tokens, 32) == logged
+
+
+def test_lower_tiers_count_less() -> None:
+    assert counted_blocks(Weights(host=0.5), Overlap(2, 4, 8)) == 6.0
+    assert cost(AGGREGATED, Weights(), Overlap(1, 1, 1), Load(), 320, 32) == 16 * (10 - 1.5 - 0.75 - 0.25)
+
+
+def test_other_routers_are_not_recomputed() -> None:
+    others = (Weights(router="random"), Weights(temperature=0.5), Weights(uses_events=False))
+    assert [weights.is_recomputable for weights in (Weights(), *others)] == [True, False, False, False]
+
+
+def test_allowance_is_a_share_of_the_time_and_saved_up_to_a_limit() -> None:
+    now = 0.0
+    allowance = Allowance(0.01, 0.1, lambda: now)
+    allowance.spend(0.15)
+    now = 4.0
+    assert not allowance.has_some()
+    now = 6.0
+    assert allowance.has_some()
+    now = 1000.0
+    assert allowance.has_some()
+    allowance.spend(0.1)
+    assert not allowance.has_some()

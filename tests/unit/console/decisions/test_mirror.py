@@ -32,6 +32,14 @@ def stored(worker: int, *blocks: int) -> dict[str, Any]:
     return {"worker_id": worker, "storage_tier": "device", "event": {"event_id": 1, "data": data}}
 
 
+def booked(name: str, add: dict[str, Any]) -> dict[str, Any]:
+    return {"request_id": name, "worker": {"worker_id": 1, "dp_rank": 0}, "data": {"AddRequest": add}}
+
+
+def member(instance: int, model: str = "m", block_size: int = 32) -> Member:
+    return Member(instance, "backend", (model,), (), block_size)
+
+
 class Publisher:
     """A worker's event channel."""
 
@@ -55,14 +63,9 @@ class Publisher:
         self.socket.recv()
 
     def send(self, payload: object, topic: str = KV_EVENTS) -> None:
-        told = {
-            "publisher_id": PUBLISHER,
-            "sequence": self.sequence,
-            "published_at": int(time.time() * 1000),
-            "topic": topic,
-            "payload": msgspec.msgpack.encode(payload),
-        }
-        body = msgspec.msgpack.encode(told)
+        now = int(time.time() * 1000)
+        envelope = Envelope(PUBLISHER, self.sequence, now, topic, msgspec.msgpack.encode(payload))
+        body = msgspec.msgpack.encode(envelope)
         head = b"\x01" + len(body).to_bytes(4, "big")
         numbers = [PUBLISHER.to_bytes(8, "big"), self.sequence.to_bytes(8, "big")]
         self.socket.send_multipart([topic.encode(), *numbers, head + body])
@@ -79,10 +82,8 @@ class World:
         self.may_read.set()
         self.dump: list[dict[str, Any]] = []
         self.booked: list[Booking] = []
-        channels = frozenset(
-            Channel(topic, PUBLISHER, "backend", publisher.address) for topic in (KV_EVENTS,)
-        )
-        self.seen = Seen(channels, {PUBLISHER: (1, 0)}, {1: Member(1, "backend", ("m",), (), 32)})
+        channels = frozenset([Channel(KV_EVENTS, PUBLISHER, "backend", publisher.address)])
+        self.seen = Seen(channels, {PUBLISHER: (1, 0)}, {1: member(1)})
         self.problem: str | None = None
         self.failure: Exception | None = None
         self.no_snapshot: DynamoVllmError | None = None
@@ -103,6 +104,20 @@ class World:
             raise self.no_snapshot
         await self.may_read.wait()
         return [msgspec.json.encode(self.dump)]
+
+    async def hear(self, *blocks: int) -> None:
+        """Know these blocks of the worker from its first message."""
+        await self.publisher.subscribed()
+        self.publisher.send([stored(1, *blocks)])
+        await self.until_known(len(blocks))
+
+    async def until_known(self, blocks: int) -> None:
+        await until_async("the blocks", lambda: self.overlap == Overlap(blocks) and self.is_sure())
+
+    async def begin_snapshot(self) -> None:
+        """A snapshot that ends when it may."""
+        self.may_read.clear()
+        await until_async("a snapshot", lambda: self.snapshots)
 
     @property
     def overlap(self) -> Overlap | None:
@@ -130,10 +145,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_worker_heard_from_its_first_message_needs_no_snapshot(world: World) -> None:
-    await world.publisher.subscribed()
-    world.publisher.send([stored(1, 1, 2)])
-    await until_async("the blocks", lambda: world.overlap == Overlap(2))
-    assert world.is_sure()
+    await world.hear(1, 2)
     assert world.snapshots == []
 
 
@@ -150,32 +162,28 @@ async def test_one_read_follows_each_read(world: World) -> None:
     assert [one is not None and one.cancelled() for one in waiting] == [True] * 3
     assert feed._next_read is None
     world.publisher.send([stored(1, 1, 2)])
-    await until_async("the blocks", lambda: world.overlap == Overlap(2))
+    await world.until_known(2)
 
 
 async def test_silent_worker_is_read_from_a_snapshot(world: World) -> None:
     world.dump = [stored(1, 1, 2, 3), stored(99, 5)]
-    await until_async("the snapshot", lambda: world.overlap == Overlap(3))
+    await world.until_known(3)
     assert world.snapshots == [{"backend": 32}]
-    assert world.is_sure()
     assert world.mirror.blocks.workers == [A], "another deployment's worker is not ours"
 
 
 async def test_lost_messages_lead_to_a_snapshot(world: World) -> None:
-    await world.publisher.subscribed()
-    world.publisher.send([stored(1, 1)])
-    await until_async("the block", lambda: world.overlap == Overlap(1))
+    await world.hear(1)
     world.dump = [stored(1, 1, 2, 3)]
     world.publisher.sequence += 3
     world.publisher.send([stored(1, 7)])
-    await until_async("the snapshot", lambda: world.overlap == Overlap(3) and world.is_sure())
+    await world.until_known(3)
 
 
 async def test_discovery_is_followed_while_a_snapshot_is_taken(world: World) -> None:
-    world.may_read.clear()
     world.dump = [stored(1, 1, 2, 3), stored(2, 5)]
-    await until_async("a snapshot", lambda: world.snapshots)
-    world.seen = Seen(world.seen.channels, {}, {2: Member(2, "backend", ("m",), (), 32)})
+    await world.begin_snapshot()
+    world.seen = Seen(world.seen.channels, {}, {2: member(2)})
     await until_async("the other worker", lambda: world.mirror._seen is world.seen)
     world.may_read.set()
     await until_async("the end of it", lambda: not world.mirror.snapshots.being_read)
@@ -185,8 +193,7 @@ async def test_discovery_is_followed_while_a_snapshot_is_taken(world: World) -> 
 
 async def test_messages_lost_while_a_snapshot_is_taken_lead_to_another(world: World) -> None:
     await world.publisher.subscribed()
-    world.may_read.clear()
-    await until_async("a snapshot", lambda: world.snapshots)
+    await world.begin_snapshot()
     world.publisher.sequence = 5
     world.publisher.send([stored(1, 1)])
     feed = world.mirror._feed
@@ -195,7 +202,7 @@ async def test_messages_lost_while_a_snapshot_is_taken_lead_to_another(world: Wo
     assert A in world.mirror.snapshots.wanted and A not in world.mirror.snapshots.being_read
     world.dump = [stored(1, 1, 2, 3)]
     world.may_read.set()
-    await until_async("the second", lambda: world.overlap == Overlap(3) and world.is_sure())
+    await world.until_known(3)
     assert len(world.snapshots) == 2
 
 
@@ -204,29 +211,26 @@ async def test_too_many_events_during_a_snapshot_are_not_held(
 ) -> None:
     monkeypatch.setattr(snapshots, "MOST_HELD", 2)
     await world.publisher.subscribed()
-    world.may_read.clear()
-    await until_async("a snapshot", lambda: world.snapshots)
+    await world.begin_snapshot()
     world.publisher.send([stored(1, block) for block in (7, 8, 9)])
     await until_async("so many", lambda: A not in world.mirror.snapshots.being_read)
     assert A in world.mirror.snapshots.wanted and world.mirror.snapshots.held == []
     world.dump = [stored(1, 1, 2, 3)]
     world.may_read.set()
-    await until_async("the second", lambda: world.overlap == Overlap(3) and world.is_sure())
+    await world.until_known(3)
 
 
 async def test_worker_that_cannot_be_asked_stays_in_doubt(world: World) -> None:
-    world.seen = dataclasses.replace(world.seen, members={1: Member(1, "backend", ("m",), (), 0)})
+    world.seen = dataclasses.replace(world.seen, members={1: member(1, block_size=0)})
     await until_async("it was silent", lambda: A in world.mirror.snapshots.wanted)
     await world.mirror.snapshots.refresh()
     assert world.snapshots == [] and A in world.mirror.snapshots.wanted and not world.is_sure()
 
 
 async def test_worker_that_left_is_a_candidate_of_the_past(world: World) -> None:
-    await world.publisher.subscribed()
-    world.publisher.send([stored(1, 1)])
-    await until_async("the block", lambda: world.overlap is not None)
+    await world.hear(1)
     before = time.time()
-    world.seen = Seen(members={2: Member(2, "backend", ("m",), (), 32)})
+    world.seen = Seen(members={2: member(2)})
     await until_async("the change", lambda: world.mirror.member(2) is not None)
     assert world.overlap is None
     assert world.mirror.candidates(Worker(2), before - 60) == [A, Worker(2)]
@@ -235,9 +239,7 @@ async def test_worker_that_left_is_a_candidate_of_the_past(world: World) -> None
 
 
 async def test_death_of_a_worker_is_noticed_before_discovery_tells(world: World) -> None:
-    await world.publisher.subscribed()
-    world.publisher.send([stored(1, 1)])
-    await until_async("the block", lambda: world.overlap is not None)
+    await world.hear(1)
     before = time.time()
     world.publisher.stop()
     await until_async("the loss", lambda: world.mirror.lost_between(1, before, time.time()))
@@ -250,7 +252,7 @@ async def test_worker_that_drains_is_not_lost(world: World) -> None:
     """Its endpoint is not listed any more, and its requests go on there."""
     await world.publisher.subscribed()
     before = time.time()
-    world.seen = dataclasses.replace(world.seen, members={2: Member(2, "backend", ("m",), (), 32)})
+    world.seen = dataclasses.replace(world.seen, members={2: member(2)})
     await until_async("the change", lambda: world.mirror.member(2) is not None)
     assert world.mirror.lost_between(1, before, time.time() + 60) is None
     world.publisher.stop()
@@ -261,13 +263,7 @@ async def test_bookings_carry_the_load_before_them(world: World) -> None:
     await world.publisher.subscribed()
     add = {"token_sequence": [1, 102], "prefill_load_hint": {"initial_effective_prefill_tokens": 9}}
     for name in ("x", "y"):
-        event = {
-            "request_id": name,
-            "worker": {"worker_id": 1, "dp_rank": 0},
-            "data": {"AddRequest": add},
-            "lora_name": "l",
-        }
-        world.publisher.send({"events": [event]}, ACTIVE)
+        world.publisher.send({"events": [{**booked(name, add), "lora_name": "l"}]}, ACTIVE)
     await until_async("both", lambda: len(world.booked) == 2)
     first, second = world.booked
     assert (first.loads[A].requests, second.loads[A], second.adapter) == (0, (1, 9, 2), "l")
@@ -276,8 +272,7 @@ async def test_bookings_carry_the_load_before_them(world: World) -> None:
 async def test_booking_near_that_of_another_frontend_is_in_doubt(world: World) -> None:
     def heard(publisher: int, at: float) -> Booking:
         add = {"token_sequence": [1], "prefill_load_hint": None}
-        event = {"request_id": "x", "worker": {"worker_id": 1, "dp_rank": 0}, "data": {"AddRequest": add}}
-        payload = msgspec.msgpack.encode({"events": [event]})
+        payload = msgspec.msgpack.encode({"events": [booked("x", add)]})
         world.mirror.take(Envelope(publisher, 0, int(at * 1000), ACTIVE, payload), False)
         return world.booked[-1]
 
@@ -325,7 +320,7 @@ async def test_unexpected_exceptions_end_nothing(
     await until_async("all", lambda: feed._last.get(PUBLISHER) == 2)
     monkeypatch.undo()
     world.publisher.send([stored(1, 1, 2)])
-    await until_async("the blocks", lambda: world.overlap == Overlap(2))
+    await world.until_known(2)
     assert caplog.text.count(told) == 1
 
 
@@ -343,7 +338,7 @@ async def test_channel_that_cannot_be_connected_to_does_not_stop_the_others(worl
     await until_async("it is gone", lambda: world.mirror._seen is world.seen)
     assert world.mirror.why_not is None
     world.publisher.send([stored(1, 1, 2)])
-    await until_async("the blocks", lambda: world.overlap == Overlap(2))
+    await world.until_known(2)
 
 
 @pytest.mark.parametrize(("address", "word"), [(None, "NATS"), ("none", "--kv-events")])
@@ -358,7 +353,7 @@ async def test_candidates_follow_the_workers_that_come_and_go(world: World) -> N
     await until_async("the worker", lambda: world.mirror.member(1))
     later = time.time() + 100
     assert world.mirror.candidates(A, later) is world.mirror.candidates(A, later), "it is made once"
-    alike, other = Member(2, "backend", ("m",), (), 32), Member(3, "backend", ("another",), (), 32)
+    alike, other = member(2), member(3, "another")
     members = {**world.seen.members, 2: alike, 3: other}
     world.seen = Seen(world.seen.channels, world.seen.sources, members)
     await until_async("the others", lambda: world.mirror.member(3))

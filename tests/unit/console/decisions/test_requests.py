@@ -9,18 +9,11 @@ import msgspec
 import pytest
 
 from dynamo_vllm.config.options import FindOptions
+from dynamo_vllm.console.decisions import messages
 from dynamo_vllm.console.decisions import service as module
 from dynamo_vllm.console.decisions.allowance import Allowance
 from dynamo_vllm.console.decisions.block_map import BlockMap
-from dynamo_vllm.console.decisions.messages import (
-    ActiveEvent,
-    AddRequest,
-    Block,
-    Booking,
-    Hint,
-    Place,
-    Stored,
-)
+from dynamo_vllm.console.decisions.messages import ActiveEvent, Booking, Place, Stored
 from dynamo_vllm.console.decisions.mirror import Mirror
 from dynamo_vllm.console.decisions.otlp import Unread
 from dynamo_vllm.console.decisions.requests import MOST, Requests
@@ -84,15 +77,9 @@ class World:
         self, name: str, worker: int = A, prefill: int | None = None, sender: Sender = FRONTEND, **more: Any
     ) -> None:
         found = {
-            "request_id": name,
-            "input_tokens": 100,
-            "output_tokens": 5,
-            "cached_tokens": 0,
-            "request_received_ms": 1_000_000,
-            "prefill_wait_time_ms": 1.0,
-            "ttft_ms": 20.0,
-            "total_time_ms": 100.0,
-            "kv_hit_rate": 0.0,
+            **{"request_id": name, "input_tokens": 100, "output_tokens": 5, "cached_tokens": 0},
+            **{"request_received_ms": 1_000_000, "prefill_wait_time_ms": 1.0, "ttft_ms": 20.0},
+            **{"total_time_ms": 100.0, "kv_hit_rate": 0.0},
             "worker": {"prefill_worker_id": prefill or worker, "decode_worker_id": worker},
             "replay": {"trace_block_size": 32, "input_sequence_hashes": [*BLOCKS, 9]},
             **more,
@@ -101,12 +88,30 @@ class World:
         self.decisions.take(sender, [Found(data, 0, len(data))])
 
     def book(self, name: str, worker: int, at: float, is_prefill: bool = False, tokens: int = 100) -> None:
-        add = AddRequest(None if is_prefill else BLOCKS, True, Hint(tokens))
+        add = messages.AddRequest(None if is_prefill else BLOCKS, True, messages.Hint(tokens))
         event = ActiveEvent(name, Place(worker), Booking(add))
         self.mirror._take_active(event, at)
 
     def free(self, name: str, worker: int, at: float) -> None:
         self.mirror._take_active(ActiveEvent(name, Place(worker), "Free"), at)
+
+    def keep_only(self, **limits: int) -> Decisions:
+        """Keep so many requests, blocks or bytes."""
+        made = self.decisions
+        made._requests = Requests(module.short_name, made._read, made._explain, **limits)
+        return made
+
+    def listed(self, **query: Any) -> list[str]:
+        return [row["id"] for row in self.decisions.requests(**query)["requests"]]
+
+    def store(self, worker: int, at: float | None, *blocks: int) -> None:
+        found = Stored([messages.Block(number, number) for number in blocks])
+        self.blocks.store(Worker(worker), DEVICE, found, at)
+
+    def decision(self, name: str) -> dict[str, Any]:
+        """The only one."""
+        (decision,) = self.details(name)["decisions"]
+        return dict(decision)
 
     def details(self, name: str) -> dict[str, Any]:
         found = self.decisions.request(name)
@@ -128,35 +133,19 @@ def test_request_becomes_a_row(world: World, rows: list[dict[str, Any]]) -> None
     world.end("x")
     assert rows == world.decisions.requests()["requests"]
     assert rows[0] == {
-        "id": "x",
-        "at": 1000.0,
-        "model": "m",
-        "adapter": None,
-        "tenant": None,
-        "input_tokens": 100,
-        "output_tokens": 5,
-        "cached_tokens": 0,
-        "ttft_ms": 20.0,
-        "total_ms": 100.0,
-        "worker": "a00000",
-        "prefill_worker": None,
-        "outcome": "ok",
-        "why": True,
+        **{"id": "x", "at": 1000.0, "model": "m", "adapter": None, "tenant": None, "input_tokens": 100},
+        **{"output_tokens": 5, "cached_tokens": 0, "ttft_ms": 20.0, "total_ms": 100.0},
+        **{"worker": "a00000", "prefill_worker": None, "outcome": "ok", "why": True},
     }
 
 
 def test_newest_come_first_and_pages_follow(world: World) -> None:
     for number in range(5):
         world.end(str(number), worker=(A, B)[number % 2])
-    ask = world.decisions.requests
-
-    def ids(**more: Any) -> list[str]:
-        return [row["id"] for row in ask(**more)["requests"]]
-
-    assert ids(limit=2) == ["4", "3"]
-    assert ids(limit=2, before="3") == ["2", "1"]
-    assert ids(worker="b00000") == ["3", "1"]
-    assert (ids(model="m", limit=1), ids(model="other")) == (["4"], [])
+    assert world.listed(limit=2) == ["4", "3"]
+    assert world.listed(limit=2, before="3") == ["2", "1"]
+    assert world.listed(worker="b00000") == ["3", "1"]
+    assert (world.listed(model="m", limit=1), world.listed(model="other")) == (["4"], [])
 
 
 class Noted(Found, frozen=True):
@@ -195,31 +184,28 @@ def test_many_records_are_kept_unread_and_bounded(busy: World) -> None:
         busy.decisions.take(FRONTEND, [unread(str(n), read) for n in range(start, start + 500)])
     requests = busy.decisions._requests
     assert (len(read), requests.count, requests.dropped) == (0, 2 * MOST, 10_000 - MOST)
-    told = busy.decisions.requests(limit=3)["requests"]
-    assert [row["id"] for row in told] == read == ["9999", "9998", "9997"]
+    assert busy.listed(limit=3) == read == ["9999", "9998", "9997"]
     assert busy.decisions.request("9000") is not None
     assert busy.decisions.request("1000") is None
 
 
 def test_blocks_of_kept_requests_are_bounded(busy: World) -> None:
-    made = busy.decisions
-    made._requests = Requests(module.short_name, made._read, made._explain, most=10, most_blocks=50)
+    made = busy.keep_only(most=10, most_blocks=50)
     made.take(FRONTEND, [unread(str(n), [], blocks=20) for n in range(6)])
-    assert [row["id"] for row in made.requests()["requests"]] == ["5", "4"]
+    assert busy.listed() == ["5", "4"]
     assert made._requests.count == 2
 
 
 def test_bytes_of_unread_records_are_bounded(busy: World) -> None:
-    made = busy.decisions
-    made._requests = Requests(module.short_name, made._read, made._explain, most=10, most_bytes=350)
+    made = busy.keep_only(most=10, most_bytes=350)
     made.take(FRONTEND, [unread(str(n), []) for n in range(6)])
-    assert [row["id"] for row in made.requests()["requests"]] == ["5", "4", "3"]
+    assert busy.listed() == ["5", "4", "3"]
     made.take(FRONTEND, [unread(str(n), []) for n in range(6, 9)])
     assert made._requests.count == 6
 
 
 def test_request_that_is_explained_later_is_explained_as_at_once(world: World) -> None:
-    world.blocks.store(Worker(A), DEVICE, Stored([Block(7, 1)]), 900.0)
+    world.store(A, 900.0, 1)
     world.end("now", kv_hit_rate=0.25)
     world.decisions._explaining.spend(1e9)
     world.end("later", kv_hit_rate=0.25)
@@ -230,7 +216,7 @@ def test_request_that_is_explained_later_is_explained_as_at_once(world: World) -
 
 
 def test_one_of_many_requests_counts_for_those_that_were_not_read(busy: World) -> None:
-    busy.blocks.store(Worker(A), DEVICE, Stored([Block(7, 1)]), 900.0)
+    busy.store(A, 900.0, 1)
     for _ in range(9):
         busy.end("unread")
     busy.decisions._explaining = Allowance(1.0, 1.0)
@@ -239,20 +225,17 @@ def test_one_of_many_requests_counts_for_those_that_were_not_read(busy: World) -
 
 
 def test_ring_drops_the_oldest(world: World) -> None:
-    made = world.decisions
-    made._requests = Requests(module.short_name, made._read, made._explain, most=3)
+    made = world.keep_only(most=3)
     for number in range(5):
         world.end(str(number))
-    told = world.decisions.requests()
-    assert ([row["id"] for row in told["requests"]], told["dropped"]) == (["4", "3", "2"], 2)
-    assert world.decisions.request("0") is None
+    assert (world.listed(), made.requests()["dropped"]) == (["4", "3", "2"], 2)
+    assert made.request("0") is None
 
 
 def test_candidates_have_what_they_had_then(world: World) -> None:
     """The chosen worker's own blocks come after the choice, and do not count for it."""
-    store = Stored([Block(number, number) for number in (1, 2, 3)])
-    world.blocks.store(Worker(B), DEVICE, Stored(store.blocks[:2]), 999.0)
-    world.blocks.store(Worker(A), DEVICE, store, 1000.015)
+    world.store(B, 999.0, 1, 2)
+    world.store(A, 1000.015, 1, 2, 3)
     world.end("x")
     world.decisions.note_idle(2000.0)
     (decision,) = world.details("x")["decisions"]
@@ -274,27 +257,23 @@ def test_choice_is_exact_if_all_is_known(world: World) -> None:
 
 def test_state_is_taken_that_fits_what_the_router_said(world: World) -> None:
     """A request in the router's queue was compared before it."""
-    store = Stored([Block(number, number) for number in (1, 2)])
-    world.blocks.store(Worker(A), DEVICE, store, 999.0)
+    world.store(A, 999.0, 1, 2)
     world.blocks.remove(Worker(A), DEVICE, [2], 1000.3)
     world.end("x", prefill_wait_time_ms=500.0, ttft_ms=600.0, total_time_ms=700.0, kv_hit_rate=0.5)
-    (decision,) = world.details("x")["decisions"]
-    assert decision["candidates"][0]["overlap"]["device"] == 2
+    assert world.decision("x")["candidates"][0]["overlap"]["device"] == 2
 
 
 def test_router_that_counts_other_blocks_is_noted(world: World) -> None:
     for number in range(module.DISAGREEMENTS):
         world.end(str(number), kv_hit_rate=0.5)
-    (decision,) = world.details("0")["decisions"]
-    assert "The router counted other cached blocks than these." in decision["notes"]
+    assert "The router counted other cached blocks than these." in world.decision("0")["notes"]
     assert world.mirror.snapshots.wanted == {Worker(A)}, "its cache is read again"
 
 
 def test_loads_are_those_of_ended_requests(world: World) -> None:
     world.end("long", request_received_ms=999_000, total_time_ms=5000.0, ttft_ms=3000.0)
     world.end("x", worker=B)
-    (decision,) = world.details("x")["decisions"]
-    loaded = decision["candidates"][0]
+    loaded = world.decision("x")["candidates"][0]
     assert (loaded["active_requests"], loaded["active_prefill_tokens"]) == (1, 100)
 
 
@@ -372,15 +351,15 @@ def test_request_whose_booking_nobody_heard_is_not_exact(world: World, is_synced
     sender = Sender("f", (("credit", "1.5"), ("router", "kv"), ("is_synced", str(int(is_synced)))))
     world.end("x", sender=sender)
     world.decisions._requests.settled = 2000.0
-    assert world.details("x")["decisions"][0]["exact"] is not is_synced
+    assert world.decision("x")["exact"] is not is_synced
 
 
-@pytest.mark.parametrize("is_prefill", [True, False])
-def test_request_with_half_of_its_bookings_is_explained_by_its_record(world: World, is_prefill: bool) -> None:
-    world.book("x", P if is_prefill else A, 1000.0, is_prefill)
-    world.end("x", prefill=P)
-    found = world.details("x")["decisions"]
-    assert [(one["phase"], one["exact"]) for one in found] == [("prefill", False), ("decode", False)]
+def test_request_with_half_of_its_bookings_is_explained_by_its_record(world: World) -> None:
+    for name, worker in (("x", P), ("y", A)):
+        world.book(name, worker, 1000.0, worker == P)
+        world.end(name, prefill=P)
+        shape = [(one["phase"], one["exact"]) for one in world.details(name)["decisions"]]
+        assert shape == [("prefill", False), ("decode", False)]
 
 
 def test_other_routers_are_not_explained_by_cost(world: World) -> None:
@@ -390,8 +369,7 @@ def test_other_routers_are_not_explained_by_cost(world: World) -> None:
     assert not world.details("y")["request"]["why"]
     world.decisions._frontends[FRONTEND] = world.decisions._frontend(sender)
     world.end("x")
-    (decision,) = world.details("x")["decisions"]
-    assert any("random" in note for note in decision["notes"])
+    assert any("random" in note for note in world.decision("x")["notes"])
 
 
 def test_bad_settings_of_a_sender_are_the_defaults(world: World) -> None:
@@ -406,7 +384,7 @@ def test_nothing_shown_has_a_hash(world: World) -> None:
 
 
 async def test_caches_are_a_tree(world: World) -> None:
-    world.blocks.store(Worker(A), DEVICE, Stored([Block(1, 1), Block(2, 2)]), 1.0)
+    world.store(A, 1.0, 1, 2)
     told = await world.decisions.caches()
     assert (told["blocks"], told["block_size"], len(told["tree"]["nodes"])) == (2, 32, 1)
     assert told["workers"][0] == {"id": "a00000", "rank": 0, "device": 2, "host": 0, "disk": 0}

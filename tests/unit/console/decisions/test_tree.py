@@ -50,11 +50,8 @@ def test_most_used_are_kept_with_all_above_them() -> None:
     assert (first["id"], second["parent"]) == (0, 0)
 
 
-def test_tree_has_no_hashes() -> None:
+def test_tree_has_no_hashes_and_may_be_empty() -> None:
     blocks = BlockMap(lambda before, block: before ^ block)
     store(blocks, A, 0xDEADBEEF0001, 0xDEADBEEF0002)
     assert str(0xDEADBEEF0001) not in str(tree_of(blocks))
-
-
-def test_empty_map_is_an_empty_tree() -> None:
     assert tree_of(BlockMap(lambda before, block: block)) == {"nodes": [], "left_out": 0}
