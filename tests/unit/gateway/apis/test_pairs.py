@@ -42,7 +42,7 @@ def test_documents_are_texts_or_objects() -> None:
 
 
 def test_worker_gets_what_only_it_understands() -> None:
-    ours = {"top_n": 1, "return_documents": False, "rank_fields": ["text"]}
+    ours: dict[str, Any] = {"top_n": 1, "return_documents": False, "rank_fields": ["text"]}
     asked = ranking(max_tokens_per_doc=5, instruction="i", **ours)
     assert {"max_tokens_per_doc": 5, "instruction": "i"}.items() <= asked.for_worker.items()
     assert not ours.keys() & asked.for_worker.keys()

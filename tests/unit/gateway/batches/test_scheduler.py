@@ -288,20 +288,21 @@ async def test_batch_whose_output_cannot_be_written_fails_too(
     assert (state.status, state.output_file, state.completed) == ("failed", None, 2)
 
 
-async def test_full_disk_fails_no_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_fails_no_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "cannot go on now"
     outages = [OSError(errno.ENOSPC, "no room"), sqlite3.OperationalError("full"), DatabaseAway("away")]
-    attempts: list[Exception] = []
 
     def full(*_: object) -> tuple[int, int]:
-        attempts.append(outages[len(attempts) % 3])
-        raise attempts[-1]
+        raise outages[count % 3]
 
     batch = bench.begin(2, "a")
     with monkeypatch.context() as patched:
         patched.setattr(parts, "put_together", full)
         for count in range(1, 3 + scheduler.MOST_FAILURES):
             async with scheduling(tools_of(bench, Frontend(), OpenGate())):
-                await bench.until("an attempt", lambda count=count: len(attempts) == count)  # type: ignore[misc]
+                await bench.until("an outage", lambda count=count: caplog.text.count(words) == count)  # type: ignore[misc]
             bench.now += 100
     assert (bench.failures(batch), bench.state(batch).ended) == (0, None)
     assert {path.name for path in (bench.folder / "files").iterdir()} == {batch.file_id}
