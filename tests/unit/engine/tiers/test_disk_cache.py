@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dynamo_vllm.engine.tiers import disk_cache, disk_keeper
+from dynamo_vllm.engine.tiers import disk_cache, disk_keeper, disk_threads
 from dynamo_vllm.engine.tiers.disk_cache import Change, DiskCache, Finished, most_chunks
 from dynamo_vllm.engine.tiers.disk_files import FOLDER, Slot, file_bytes
 from dynamo_vllm.engine.tiers.disk_keeper import Place
@@ -58,39 +58,30 @@ class Tier:
         until(f"the end of job {job}", has_ended, every=0.001)
         return self.ended[job]
 
-    def begin_store(self, these: list[Move]) -> int:
+    def begin_store(self, *numbers: int, first: int = 0) -> int:
         self.jobs += 1
-        self.cache.store(self.jobs, these)
+        self.cache.store(self.jobs, moves(*numbers, first=first))
         return self.jobs
 
-    def begin_load(self, these: list[Move]) -> int:
+    def begin_load(self, *numbers: int, first: int = 0) -> int:
         self.jobs += 1
-        self.cache.load(self.jobs, these)
+        self.cache.load(self.jobs, moves(*numbers, first=first))
         return self.jobs
 
     def store(self, *numbers: int) -> Finished:
         """Stores chunks that contain their number."""
         for row, number in enumerate(numbers):
             self.rows[row] = number
-        return self.wait_for(self.begin_store(moves(*numbers)))
-
-    def wait_for_hanging(self, job: int) -> Finished:
-        """Waits until the thread hangs longer than the disk may take, so that each try sees it, too."""
-        threads, place = self.cache._threads, self.cache.place
-        until("a thread that hangs", lambda: threads.busy_seconds() > place.slow_seconds)
-        return self.wait_for(job)
+        return self.wait_for(self.begin_store(*numbers))
 
     def load(self, *numbers: int) -> Finished:
         self.rows[:] = 255
-        return self.wait_for(self.begin_load(moves(*numbers)))
+        return self.wait_for(self.begin_load(*numbers))
 
     def values(self) -> list[int]:
         """Returns what each row contains; it must be the same everywhere in a row."""
         assert (self.rows == self.rows[:, :1]).all()
         return [int(value) for value in self.rows[:, 0]]
-
-    def is_paused(self) -> bool:
-        return self.cache.is_paused
 
     def works(self) -> bool:
         self.poll()
@@ -163,6 +154,25 @@ def held(monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[Hold]:
             hold.released.set()
 
 
+@dataclass
+class Clock:
+    """A time that passes only when a test says so."""
+
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """For the limit of a load and of a file; the thread that tries again has the real time."""
+    made = Clock()
+    for module in (disk_cache, disk_threads):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
 @contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> Iterator[list[str]]:
     """Has a call of the system fail, in all threads; yields what names each failed call's thread."""
@@ -188,14 +198,9 @@ def test_chunks_come_back_into_other_rows(tmp_path: Path) -> None:
         done = made.load(5, 2, 7)
         assert done.is_whole and set(done.loaded) == {key(5), key(2), key(7)}
         assert made.values() == [5, 2, 7] + [255] * (ROWS - 3)
-
-
-def test_a_restarted_engine_finds_its_chunks(tmp_path: Path) -> None:
-    with working(tmp_path) as made:
-        made.store(1, 2, 3)
-    with working(tmp_path) as made:
-        assert made.has(1, 2, 3, 4) == [True, True, True, False]
-        assert made.load(3, 1).is_whole and made.values()[:3] == [3, 1, 255]
+        done = made.load(1, 9, 2)
+        assert not done.is_whole and set(done.loaded) == {key(1), key(2)}
+        assert made.values()[:3] == [1, 255, 2]
 
 
 def test_nothing_is_stored_twice(tmp_path: Path) -> None:
@@ -209,18 +214,10 @@ def test_nothing_is_stored_twice(tmp_path: Path) -> None:
 def test_before_the_folder_is_open_nothing_is_found_or_stored(tmp_path: Path) -> None:
     with tier(tmp_path / "a" / "b") as made:
         made.cache._can_load = made.cache._can_store = False
-        job = made.begin_store(moves(1))
-        other = made.begin_load(moves(1))
+        job = made.begin_store(1)
+        other = made.begin_load(1)
         assert not made.cache.has(key(1))
         assert not made.wait_for(job).is_whole and not made.wait_for(other).is_whole
-
-
-def test_a_load_of_what_is_gone_tells_which_part_came(tmp_path: Path) -> None:
-    with working(tmp_path) as made:
-        made.store(1, 2)
-        done = made.load(1, 9, 2)
-        assert not done.is_whole and set(done.loaded) == {key(1), key(2)}
-        assert made.values()[:3] == [1, 255, 2]
 
 
 # --- limits -----------------------------------------------------------------------------------------------
@@ -250,7 +247,7 @@ def test_a_smaller_limit_removes_the_oldest(tmp_path: Path) -> None:
 def test_what_is_being_read_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with working(tmp_path, chunks=3) as made, held(monkeypatch, "preadv") as reading:
         made.store(1, 2, 3)
-        load = made.begin_load(moves(1, 2, first=8))
+        load = made.begin_load(1, 2, first=8)
         assert reading.reached.wait(60)
         done = made.store(4, 5, 6)
         assert not done.is_whole and made.has(1, 2, 3) == [True, True, False]
@@ -263,7 +260,7 @@ def test_a_slow_disk_holds_at_most_a_quarter_of_the_host_tier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with working(tmp_path, chunks=100) as made, held(monkeypatch, "writev") as writing:
-        jobs = [made.begin_store(moves(*range(first, first + 6), first=first)) for first in (1, 7, 13)]
+        jobs = [made.begin_store(*range(first, first + 6), first=first) for first in (1, 7, 13)]
         assert writing.reached.wait(60)
         made.poll()
         assert set(made.ended) == {jobs[2]} and not made.ended[jobs[2]].is_whole
@@ -277,9 +274,9 @@ def test_stores_do_not_delay_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with working(tmp_path) as made:
         made.store(1, 2, 3)
         with held(monkeypatch, "writev") as writing:
-            job = made.begin_store(moves(4, 5, 6, 7))
+            job = made.begin_store(4, 5, 6, 7)
             assert writing.reached.wait(60)
-            assert made.wait_for(made.begin_load(moves(1, 2, 3, first=16))).is_whole
+            assert made.wait_for(made.begin_load(1, 2, 3, first=16)).is_whole
             assert job not in made.ended
 
 
@@ -302,9 +299,8 @@ def test_a_request_with_a_load_still_counts_as_waiting(tmp_path: Path) -> None:
         for first in range(1, 41, 8):
             made.store(*range(first, first + 8))
         cache, most = made.cache, ROWS * 2 // 3
-        assert [cache.offers(key(number), "a") for number in range(1, 41)] == [True] * most + [False] * (
-            40 - most
-        )
+        offered = [cache.offers(key(number), "a") for number in range(1, 41)]
+        assert offered == [True] * most + [False] * (40 - most)
         cache.load(99, moves(*range(1, 16)), "a")
         cache.end_step()
         assert cache.offers(key(1), "a") and not cache.offers(key(40), "b")
@@ -317,7 +313,9 @@ def test_a_request_with_a_load_still_counts_as_waiting(tmp_path: Path) -> None:
 # --- damaged files ----------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_or_removed_file_is_a_miss_and_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with working(tmp_path) as made:
         made.store(1, 2, 3)
         for path in files(tmp_path)[:2]:
@@ -329,16 +327,11 @@ def test_a_damaged_file_is_a_miss_and_goes(tmp_path: Path, caplog: pytest.LogCap
         assert made.values()[:3] == [255, 255, 3]
         assert made.has(1, 2, 3) == [False, False, True] and len(files(tmp_path)) == 1
         assert made.cache.take_counts().failures == {"damaged": 2}
-        assert not made.is_paused() and made.store(1, 2).is_whole
-    assert [text for text in caplog.messages if "useless" in text and "checksum" in text] == caplog.messages
-
-
-def test_a_file_that_somebody_removed_is_a_miss(tmp_path: Path) -> None:
-    with working(tmp_path) as made:
-        made.store(1, 2)
+        assert not made.cache.is_paused and made.store(1, 2).is_whole
         files(tmp_path)[0].unlink()
         assert made.load(1, 2).loaded == [key(2)]
-        assert made.has(1) == [False] and not made.is_paused()
+        assert made.has(1) == [False] and not made.cache.is_paused
+    assert [text for text in caplog.messages if "useless" in text and "checksum" in text] == caplog.messages
 
 
 # --- a disk that fails ------------------------------------------------------------------------------------
@@ -353,7 +346,7 @@ def test_a_read_error_pauses_the_tier_with_one_line(
         caplog.clear()
         with failing(monkeypatch, "preadv", errno.EIO), failing(monkeypatch, "writev", errno.EIO):
             assert not made.load(1, 2, 3, 4, 5).is_whole
-            assert made.is_paused() and made.has(6, 7, 8) == [False] * 3
+            assert made.cache.is_paused and made.has(6, 7, 8) == [False] * 3
             assert not made.store(9).is_whole and not made.load(6).is_whole
             assert (made.cache.take_counts().failures, len(pauses(caplog))) == ({"error": 1}, 1)
         until("it works again", made.works)
@@ -371,13 +364,13 @@ def test_a_full_disk_stops_stores_and_not_loads(
         caplog.clear()
         with failing(monkeypatch, "writev", errno.ENOSPC) as calls:
             assert not made.store(3, 4).is_whole
-            assert made.is_paused() and made.load(1, 2).is_whole
+            assert made.cache.is_paused and made.load(1, 2).is_whole
             until("some tries", lambda: calls.count("kv-disk-keeper") > 3)
             assert not made.store(5).is_whole and made.has(1, 2, 3) == [True, True, False]
             assert made.cache.take_counts().failures == {"full": 1}
             assert len(files(tmp_path)) == 2 and not list(tmp_path.glob(f"{FOLDER}/*/*/parts/*"))
         until("it works again", made.works)
-        assert not made.is_paused() and made.store(3, 4).is_whole and made.has(1, 3) == [True, True]
+        assert not made.cache.is_paused and made.store(3, 4).is_whole and made.has(1, 3) == [True, True]
     assert len(caplog.messages) == 2
     assert "the disk is full" in caplog.messages[0] and "fewer GB" in caplog.messages[0]
     assert "works again" in caplog.messages[1]
@@ -390,7 +383,7 @@ def test_victims_of_stores_that_a_full_disk_ended_are_found_again(
     with working(tmp_path, chunks=8) as made:
         made.store(1, 2, 3, 4, 5, 6, 7, 8)
         with held(monkeypatch, "unlink") as removing, failing(monkeypatch, "writev", errno.ENOSPC):
-            waiting = [made.begin_store(moves(number)) for number in range(11, 15)]
+            waiting = [made.begin_store(number) for number in range(11, 15)]
             assert removing.reached.wait(60)
             removing.released.set()
             assert not any(made.wait_for(job).is_whole for job in waiting)
@@ -407,7 +400,7 @@ def test_a_disk_that_is_full_at_the_start_still_gives_what_it_has(
         made.store(1, 2)
     with failing(monkeypatch, "writev", errno.EDQUOT), tier(tmp_path) as made:
         until("it is open", lambda: made.has(1) == [True])
-        assert made.is_paused() and made.load(1, 2).is_whole and not made.store(3).is_whole
+        assert made.cache.is_paused and made.load(1, 2).is_whole and not made.store(3).is_whole
     assert len(pauses(caplog)) == 1
 
 
@@ -419,7 +412,7 @@ def test_a_folder_that_cannot_be_used_does_not_keep_the_engine_from_working(
     place.touch()
     with tier(place) as made:
         until("it has told", lambda: bool(caplog.messages))
-        assert made.has(1) == [False] and not made.store(1).is_whole and made.is_paused()
+        assert made.has(1) == [False] and not made.store(1).is_whole and made.cache.is_paused
         assert made.cache.take_counts().failures == {"error": 1}
         place.unlink()
         until("it works", made.works)
@@ -462,7 +455,9 @@ def test_pauses_grow_while_it_fails_again_and_again(
 # --- a slow disk ------------------------------------------------------------------------------------------
 
 
-def test_a_slow_disk_gets_loads_that_it_can_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_gets_loads_that_it_can_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     """Five chunks in 31 s are two in the half of 30 s that a prompt may wait."""
     preadv, reads = os.preadv, threading.Semaphore(5)
 
@@ -470,8 +465,6 @@ def test_a_slow_disk_gets_loads_that_it_can_end(tmp_path: Path, monkeypatch: pyt
         reads.acquire()
         return preadv(*args)
 
-    clock = Clock()
-    monkeypatch.setattr(disk_cache, "time", clock)
     monkeypatch.setattr(os, "preadv", read)
     with working(tmp_path, chunks=40, slow_seconds=30.0) as made:
         for first in (1, 9, 17):
@@ -488,7 +481,7 @@ def test_a_slow_disk_gets_loads_that_it_can_end(tmp_path: Path, monkeypatch: pyt
         for _ in range(2):
             made.cache.end_step()  # the long one computes
         fitting = [number for number in range(1, 25) if made.cache.offers(key(number), "next")]
-        assert len(fitting) == 2 and made.load(*fitting).is_whole and not made.is_paused()
+        assert len(fitting) == 2 and made.load(*fitting).is_whole and not made.cache.is_paused
         until(
             "more is loaded at a time",
             lambda: made.load(*range(1, 9)).is_whole and made.cache._waiting.most > 2,
@@ -499,44 +492,16 @@ def loaded_by(made: Tier, job: int) -> int:
     return sum(len(part.moved) for part in made.cache._jobs[job].parts)
 
 
-@dataclass
-class Clock:
-    """A time that passes only when a test says so."""
-
-    now: float = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 # --- a disk that hangs ------------------------------------------------------------------------------------
 
 
 def test_a_hanging_read_is_given_up_and_never_reaches_the_host_tier(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     caplog.set_level(logging.INFO)
-    with working(tmp_path, slow_seconds=1.5) as made:
+    with working(tmp_path, slow_seconds=30.0) as made:
         made.store(1, 2, 3)
         caplog.clear()
-        with held(monkeypatch, "preadv") as reading:
-            done = made.wait_for_hanging(made.begin_load(moves(1, 2, 3)))
-            assert not done.is_whole and not done.loaded
-            assert made.is_paused() and made.has(1) == [False]
-            assert made.cache.take_counts().failures == {"slow": 1}
-            made.rows[:] = 77  # the host tier has given the rows to somebody else
-            reading.released.set()
-            until("it works again", made.works)
-        assert made.values() == [77] * ROWS
-        assert made.has(1, 2, 3) == [True] * 3 and made.load(3).is_whole
-    assert len(caplog.messages) == 2 and "took more than 1.5 s" in caplog.messages[0]
-
-
-def test_it_stays_paused_while_a_thread_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with working(tmp_path, slow_seconds=1.5) as made:
-        made.store(1)
         tries: list[float] = []
         busy = made.cache._threads.busy_seconds
 
@@ -544,36 +509,36 @@ def test_it_stays_paused_while_a_thread_hangs(
             tries.append(busy())
             return tries[-1]
 
+        monkeypatch.setattr(made.cache._keeper, "_busy_seconds", tried)
         with held(monkeypatch, "preadv") as reading:
-            monkeypatch.setattr(made.cache._keeper, "_busy_seconds", tried)
-            made.wait_for_hanging(made.begin_load(moves(1)))
-            until("some tries", lambda: len(tries) > 6)
-            assert not made.works() and made.is_paused()
+            job = made.begin_load(1, 2, 3)
+            assert reading.reached.wait(60)
+            clock.now += 31
+            done = made.wait_for(job)
+            assert not done.is_whole and not done.loaded
+            assert made.cache.is_paused and made.has(1) == [False]
+            assert made.cache.take_counts().failures == {"slow": 1}
+            made.rows[:] = 77  # the host tier has given the rows to somebody else
+            until("some tries while the thread hangs", lambda: len(tries) > 6)
+            assert not made.works() and made.cache.is_paused
             reading.released.set()
             until("it works again", made.works)
+        assert made.values() == [77] * ROWS
+        assert made.has(1, 2, 3) == [True] * 3 and made.load(3).is_whole
+    assert len(caplog.messages) == 2 and "took more than 30 s" in caplog.messages[0]
     assert len(pauses(caplog)) == 1
 
 
-def test_a_fifo_in_place_of_a_chunk_hangs_no_prompt(tmp_path: Path) -> None:
-    with working(tmp_path, slow_seconds=1.5) as made:
-        made.store(1, 2)
-        path = files(tmp_path)[0]
-        path.unlink()
-        os.mkfifo(path)
-        assert not made.wait_for_hanging(made.begin_load(moves(1))).is_whole and made.is_paused()
-        with path.open("wb"):  # ends the wait of the thread
-            pass
-        until("it works again", made.works)
-        assert made.has(1, 2) == [False, True] and not path.exists()
-
-
 def test_a_hanging_write_lets_the_host_tier_have_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    with working(tmp_path, slow_seconds=1.5) as made:
+    with working(tmp_path, slow_seconds=30.0) as made:
         with held(monkeypatch, "writev") as writing:
-            done = made.wait_for_hanging(made.begin_store(moves(1, 2, 3, 4)))
-            assert not done.is_whole and made.is_paused()
+            job = made.begin_store(1, 2, 3, 4)
+            assert writing.reached.wait(60)
+            clock.now += 31
+            done = made.wait_for(job)
+            assert not done.is_whole and made.cache.is_paused
             made.rows[:] = 77
             writing.released.set()
             until("it works again", made.works)
@@ -582,10 +547,11 @@ def test_a_hanging_write_lets_the_host_tier_have_its_rows(
 
 
 def test_closing_does_not_wait_for_a_hanging_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "_CLOSING_SECONDS", 0.2)
     with held(monkeypatch, "preadv") as reading:
         with working(tmp_path) as made:
             made.store(1)
-            made.begin_load(moves(1, first=3))
+            made.begin_load(1, first=3)
             assert reading.reached.wait(60)
         assert not reading.released.is_set()
         Slot.take(tmp_path, PRINT, SIZE).close()
@@ -611,7 +577,7 @@ def test_a_reset_ends_jobs_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with working(tmp_path) as made:
         made.store(1, 2)
         with held(monkeypatch, "preadv") as reading, held(monkeypatch, "writev") as writing:
-            load, store = made.begin_load(moves(1, 2)), made.begin_store(moves(3, 4, first=4))
+            load, store = made.begin_load(1, 2), made.begin_store(3, 4, first=4)
             assert reading.reached.wait(60) and writing.reached.wait(60)
             made.cache.reset()
             made.poll()  # at once: vLLM asks once after a reset
@@ -625,24 +591,22 @@ def test_a_reset_ends_jobs_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert [path.name for path in files(tmp_path)] == [f"{key(5).hex()}.kv"]
 
 
-def test_a_reset_before_the_folder_is_open_counts(tmp_path: Path) -> None:
+def test_a_reset_before_the_folder_is_open_and_while_it_is_paused_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with working(tmp_path) as made:
         made.store(1)
     with tier(tmp_path) as made:
         made.cache.reset()
         until("it works", made.works)
         assert made.has(1) == [False] and files(tmp_path) == []
-
-
-def test_a_reset_while_it_is_paused_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with working(tmp_path) as made:
         made.store(1, 2)
         with failing(monkeypatch, "preadv", errno.EIO):
             made.load(1)
             made.cache.reset()
         until("it works again", made.works)
         assert made.has(1, 2) == [False] * 2 and files(tmp_path) == []
-        assert not made.is_paused()
+        assert not made.cache.is_paused
 
 
 # --- what the router is told ------------------------------------------------------------------------------
@@ -665,23 +629,13 @@ def test_chunks_of_an_earlier_process_are_told_when_they_are_loaded(tmp_path: Pa
     with working(tmp_path) as made:
         made.store(1, 2, 3)
     with working(tmp_path, chunks=3) as made:
-        assert made.cache.changes() == []
-        made.load(2)
-        made.load(2)
+        assert made.cache.changes() == [] and made.has(1, 2, 3, 4) == [True, True, True, False]
+        for _ in range(2):
+            assert made.load(2).is_whole and made.values()[:2] == [2, 255]
         assert made.cache.changes() == [Change([key(2)], False)]
         made.store(4, 5)
         told = made.cache.changes()
         assert not any(change.is_removed for change in told)
-
-
-def test_two_engines_on_one_path_do_not_meet(tmp_path: Path) -> None:
-    with working(tmp_path) as one, working(tmp_path) as other:
-        one.store(1, 2)
-        other.store(3)
-        assert one.has(1, 2, 3) == [True, True, False] and other.has(1, 2, 3) == [False, False, True]
-        one.cache.reset()
-        until("it works again", one.works)
-        assert other.load(3).is_whole
 
 
 def other_slot(root: Path, fingerprint: str = "b" * 32) -> Slot:
@@ -752,13 +706,12 @@ def begin_some(made: Tier, chance: random.Random, extra: int) -> dict[int, list[
     loads = {}
     made.rows[:] = 255
     for first in range(0, 8 * chance.randrange(1, 5), 8):
-        these = moves(*chance.sample(range(1, 21), chance.randrange(1, 7)), first=first)
+        numbers = chance.sample(range(1, 21), chance.randrange(1, 7))
         if chance.random() < 0.5:
-            loads[made.begin_load(these)] = these
+            loads[made.begin_load(*numbers, first=first)] = moves(*numbers, first=first)
             continue
-        for name, row in these:
-            made.rows[row] = name[0] + extra
-        made.begin_store(these)
+        made.rows[first : first + len(numbers)] = np.array([[number + extra] for number in numbers])
+        made.begin_store(*numbers, first=first)
     return loads
 
 
@@ -786,7 +739,7 @@ def test_whatever_happens_no_wrong_chunk_is_ever_loaded(
         monkeypatch.setattr(os, name, call)
     resets = loaded = 0
     with working(tmp_path, chunks=12, slow_seconds=30.0) as made:
-        for _ in range(400):
+        for _ in range(200):
             extra = 21 * (resets % 10)
             loads = begin_some(made, chance, extra)
             if chance.random() < 0.05:
@@ -807,4 +760,4 @@ def test_whatever_happens_no_wrong_chunk_is_ever_loaded(
         fails.clear()
         until("it works again", made.works)
         assert set(made.cache._index.values()) <= {0} and not made.cache._jobs and not made.cache._writing
-        assert len(made.cache) == len(files(tmp_path)) <= 12 and loaded > 100 and resets > 5
+        assert len(made.cache) == len(files(tmp_path)) <= 12 and loaded > 100 and resets > 3
