@@ -16,7 +16,7 @@ from dynamo_vllm.lora.base import AdapterFacts
 from dynamo_vllm.lora.base_model import BaseModel, read_base_model
 from dynamo_vllm.lora.inspect import inspect
 from dynamo_vllm.lora.tensors import Tensor, first_not_finite, read_header
-from harness.adapters import lora_arrays, make_adapter, read_safetensors, write_raw, write_safetensors
+from harness.adapters import lora_arrays, make_adapter, read_safetensors, write_safetensors
 
 HIDDEN, KV, VOCAB = 32, 16, 50
 SHAPES = {
@@ -44,8 +44,14 @@ def base_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def look(folder: Path, base_folder: Path | None, max_rank: int = 16) -> AdapterFacts:
-    return inspect(folder, read_base_model(base_folder, "tiny"), max_rank)
+@pytest.fixture
+def adapter(tmp_path: Path, base_folder: Path) -> Callable[..., Path]:
+    """Makes a good adapter for the base model, with these faults."""
+    return lambda **faults: make_adapter(tmp_path / "a", base_folder, **faults)
+
+
+def look(folder: Path, base_folder: Path | None) -> AdapterFacts:
+    return inspect(folder, read_base_model(base_folder, "tiny"), 16)
 
 
 def refusal(folder: Path, base_folder: Path | None) -> str:
@@ -86,30 +92,13 @@ def test_good_adapter_says_what_it_is(tmp_path: Path, base_folder: Path) -> None
     ],
 )
 def test_config_that_vllm_cannot_serve(
-    change: dict[str, Any], message: str, tmp_path: Path, base_folder: Path
+    change: dict[str, Any], message: str, adapter: Callable[..., Path], base_folder: Path
 ) -> None:
-    assert message in refusal(make_adapter(tmp_path / "a", base_folder, config=change), base_folder)
+    assert message in refusal(adapter(config=change), base_folder)
 
 
-def test_alpha_pattern_that_changes_nothing_passes(tmp_path: Path, base_folder: Path) -> None:
-    look(make_adapter(tmp_path / "a", base_folder, config={"alpha_pattern": {"q_proj": 16}}), base_folder)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "adapter_config.json is empty"),
-        ("  \n", "adapter_config.json is empty"),
-        ("{", "adapter_config.json is not JSON"),
-        ("[" * 100_000, "adapter_config.json is not JSON"),
-        ("[]", "adapter_config.json is not a JSON object"),
-        (" " * ((1 << 20) + 1), "more than 1048576 bytes"),
-    ],
-)
-def test_broken_config(text: str, message: str, tmp_path: Path, base_folder: Path) -> None:
-    folder = make_adapter(tmp_path / "a", base_folder)
-    (folder / "adapter_config.json").write_text(text)
-    assert message in refusal(folder, base_folder)
+def test_alpha_pattern_that_changes_nothing_passes(adapter: Callable[..., Path], base_folder: Path) -> None:
+    look(adapter(config={"alpha_pattern": {"q_proj": 16}}), base_folder)
 
 
 def test_missing_files(tmp_path: Path, base_folder: Path) -> None:
@@ -131,33 +120,35 @@ def tensor(begin: int, end: int, shape: list[Any] | None = None, dtype: str = "F
     return {"dtype": dtype, "shape": shape or [1, (end - begin) // 4], "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize(
-    ("header", "data", "message"),
-    [
-        ([], b"", "its header is not an object"),
-        ({"x": {"dtype": "F32"}}, b"", "tensor x has no dtype, shape and data_offsets"),
-        ({"x": tensor(0, 8)}, b"1234", "is cut short: tensor x ends at"),
-        ({"x": tensor(0, 8)}, b"12345678extra", "its tensors take"),
-        ({"x": tensor(0, 8), "y": tensor(4, 12)}, b"1" * 12, "tensor y starts at"),
-        ({"x": tensor(4, 8)}, b"1" * 8, "tensor x starts at"),
-        ({"x": tensor(8, 4, [1])}, b"1" * 8, "is cut short: tensor x"),
-        ({"x": tensor(0, 8, [1 << 62, 4])}, b"1" * 8, "declares F32 [4611686018427387904, 4] in 8 bytes"),
-        ({"x": tensor(0, 8, [-1, -2])}, b"1" * 8, "has the shape [-1, -2]"),
-        ({"x": tensor(0, 8, [2.0])}, b"1" * 8, "has the shape [2.0]"),
-        ({"x": tensor(0, 8, [1] * 9 + [2])}, b"1" * 8, "has the shape [1, 1"),
-    ],
-)
-def test_header_that_does_not_fit_the_file(
-    header: Any, data: bytes, message: str, tmp_path: Path, base_folder: Path
-) -> None:
-    folder = make_adapter(tmp_path / "a", base_folder)
-    write_raw(folder / "adapter_model.safetensors", header, data)
-    assert message in refusal(folder, base_folder)
+def file_of(header: Any, data: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
 
 
 @pytest.mark.parametrize(
-    ("raw", "message"),
+    ("text", "message"),
     [
+        ("", "adapter_config.json is empty"),
+        ("  \n", "adapter_config.json is empty"),
+        ("{", "adapter_config.json is not JSON"),
+        ("[" * 100_000, "adapter_config.json is not JSON"),
+        ("[]", "adapter_config.json is not a JSON object"),
+        (" " * ((1 << 20) + 1), "more than 1048576 bytes"),
+        (file_of([]), "its header is not an object"),
+        (file_of({"x": {"dtype": "F32"}}), "tensor x has no dtype, shape and data_offsets"),
+        (file_of({"x": tensor(0, 8)}, b"1234"), "is cut short: tensor x ends at"),
+        (file_of({"x": tensor(0, 8)}, b"12345678extra"), "its tensors take"),
+        (file_of({"x": tensor(0, 8), "y": tensor(4, 12)}, b"1" * 12), "tensor y starts at"),
+        (file_of({"x": tensor(4, 8)}, b"1" * 8), "tensor x starts at"),
+        (file_of({"x": tensor(8, 4, [1])}, b"1" * 8), "is cut short: tensor x"),
+        (
+            file_of({"x": tensor(0, 8, [1 << 62, 4])}, b"1" * 8),
+            "declares F32 [4611686018427387904, 4] in 8 bytes",
+        ),
+        (file_of({"x": tensor(0, 8, [-1, -2])}, b"1" * 8), "has the shape [-1, -2]"),
+        (file_of({"x": tensor(0, 8, [2.0])}, b"1" * 8), "has the shape [2.0]"),
+        (file_of({"x": tensor(0, 8, [1] * 9 + [2])}, b"1" * 8), "has the shape [1, 1"),
+        (file_of({"junk.weight": tensor(0, 8)}, b"1" * 8), "contains no LoRA tensors"),
         (b"", "has 0 bytes; it is empty or cut short"),
         (b"PK\x03\x04" + b"\0\xff" * 50, "is not a safetensors file: its header would have"),
         (struct.pack("<Q", 100_000_001) + b"{}", "its header would have 100000001 bytes"),
@@ -165,18 +156,18 @@ def test_header_that_does_not_fit_the_file(
         (struct.pack("<Q", 2) + b"{]", "its header is not JSON"),
         (struct.pack("<Q", 100_000) + b"[" * 100_000, "its header is not JSON"),
     ],
+    ids=lambda value: value if isinstance(value, str) and len(value) in range(9, 100) else "",
 )
-def test_file_that_is_no_safetensors(raw: bytes, message: str, tmp_path: Path, base_folder: Path) -> None:
-    folder = make_adapter(tmp_path / "a", base_folder)
-    (folder / "adapter_model.safetensors").write_bytes(raw)
+def test_broken_file(
+    text: str | bytes, message: str, adapter: Callable[..., Path], base_folder: Path
+) -> None:
+    """A text is that of the config, bytes are those of the weights."""
+    folder = adapter()
+    if isinstance(text, str):
+        (folder / "adapter_config.json").write_text(text)
+    else:
+        (folder / "adapter_model.safetensors").write_bytes(text)
     assert message in refusal(folder, base_folder)
-
-
-def test_truncated_weights(tmp_path: Path, base_folder: Path) -> None:
-    folder = make_adapter(tmp_path / "a", base_folder)
-    weights = folder / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    assert "is cut short" in refusal(folder, base_folder)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +190,9 @@ def test_truncated_weights(tmp_path: Path, base_folder: Path) -> None:
     ],
 )
 def test_tensors_that_do_not_fit(
-    change: dict[str, Any], message: str, tmp_path: Path, base_folder: Path
+    change: dict[str, Any], message: str, adapter: Callable[..., Path], base_folder: Path
 ) -> None:
-    assert message in refusal(make_adapter(tmp_path / "a", base_folder, tensors=change), base_folder)
-
-
-def test_adapter_without_lora_tensors(tmp_path: Path, base_folder: Path) -> None:
-    folder = make_adapter(tmp_path / "a", base_folder)
-    write_safetensors(folder / "adapter_model.safetensors", {"junk.weight": np.zeros((2, 2), np.float32)})
-    assert "contains no LoRA tensors" in refusal(folder, base_folder)
+    assert message in refusal(adapter(tensors=change), base_folder)
 
 
 @pytest.mark.parametrize(
@@ -222,23 +207,19 @@ def test_adapter_without_lora_tensors(tmp_path: Path, base_folder: Path) -> None
         (np.uint16, 0xFF80),  # bfloat16: -inf
     ],
 )
-def test_nan_and_infinity_are_refused(dtype: Any, bad: Any, tmp_path: Path, base_folder: Path) -> None:
+def test_nan_and_infinity_are_refused(
+    dtype: Any, bad: Any, adapter: Callable[..., Path], base_folder: Path
+) -> None:
     values = np.ones((8, HIDDEN), dtype)
     values[-1, -1] = bad
-    folder = make_adapter(tmp_path / "a", base_folder, tensors={f"{Q0}.lora_A.weight": values})
+    folder = adapter(tensors={f"{Q0}.lora_A.weight": values})
     assert f"tensor {Q0}.lora_A.weight contains NaN or an infinity" in refusal(folder, base_folder)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.full((8, HIDDEN), np.finfo(np.float32).max),
-        np.full((8, HIDDEN), np.finfo(np.float16).max),
-        np.full((8, HIDDEN), 0x7F7F, np.uint16),  # the largest bfloat16
-    ],
-)
-def test_large_numbers_pass(values: Any, tmp_path: Path, base_folder: Path) -> None:
-    look(make_adapter(tmp_path / "a", base_folder, tensors={f"{Q0}.lora_A.weight": values}), base_folder)
+def test_large_numbers_pass(adapter: Callable[..., Path], base_folder: Path) -> None:
+    largest_bfloat16 = np.uint16(0x7F7F)
+    for largest in (np.finfo(np.float32).max, np.finfo(np.float16).max, largest_bfloat16):
+        look(adapter(tensors={f"{Q0}.lora_A.weight": np.full((8, HIDDEN), largest)}), base_folder)
 
 
 def test_every_chunk_is_looked_at(tmp_path: Path) -> None:
@@ -291,15 +272,16 @@ def test_tied_head_has_the_shape_of_the_embeddings() -> None:
         ("model.layers.0.mlp.experts.3.up_proj.weight", "model.layers.0.mlp.experts.3.up_proj"),
     ],
 )
-def test_prefix_before_the_layers_does_not_matter(weight: str, module: str) -> None:
-    assert base_of(weight, shape=(3, 5)).shapes(module) == [(3, 5)]
-
-
-@pytest.mark.parametrize(
-    "module", ["model.layers.1.mlp.up_proj", "model.layers.0.mlp.down_proj", "model.layers.0.up_proj", "odd"]
-)
-def test_other_layer_or_other_module_is_not_there(module: str) -> None:
-    assert base_of("model.layers.0.mlp.up_proj.weight").shapes(module) == []
+def test_prefix_before_the_layers_does_not_matter_but_layer_and_module_do(weight: str, module: str) -> None:
+    base = base_of(weight, shape=(3, 5))
+    assert base.shapes(module) == [(3, 5)]
+    for other in (
+        "model.layers.1.mlp.up_proj",
+        "model.layers.0.mlp.down_proj",
+        "model.layers.0.up_proj",
+        "odd",
+    ):
+        assert base.shapes(other) == []
 
 
 def test_two_towers_with_layers_of_the_same_names() -> None:
@@ -395,26 +377,24 @@ def test_base_model_in_shards(tmp_path: Path, base_folder: Path) -> None:
     assert "weight of 32 x 16" in refusal(wrong, base_folder)
 
 
-def remove_weights(base_folder: Path) -> None:
-    (base_folder / "model.safetensors").unlink()
-
-
-def break_weights(base_folder: Path) -> None:
-    (base_folder / "model.safetensors").write_bytes(b"short")
-
-
-def break_index(base_folder: Path) -> None:
-    remove_weights(base_folder)
-    (base_folder / "model.safetensors.index.json").write_text("{")
-
-
-@pytest.mark.parametrize("change", [remove_weights, break_weights, break_index])
+@pytest.mark.parametrize(
+    ("weights", "index"),
+    [(None, None), (b"short", None), (None, "{")],
+    ids=["none", "broken", "broken index"],
+)
 def test_base_model_that_cannot_be_read_is_not_compared_with(
-    change: Callable[[Path], None], tmp_path: Path, base_folder: Path, caplog: pytest.LogCaptureFixture
+    weights: bytes | None,
+    index: str | None,
+    adapter: Callable[..., Path],
+    base_folder: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wrong = {f"{Q0}.lora_A.weight": np.zeros((8, 16), np.float32)}
-    folder = make_adapter(tmp_path / "a", base_folder, tensors=wrong)
-    change(base_folder)
+    folder = adapter(tensors={f"{Q0}.lora_A.weight": np.zeros((8, 16), np.float32)})
+    (base_folder / "model.safetensors").unlink()
+    if weights is not None:
+        (base_folder / "model.safetensors").write_bytes(weights)
+    if index is not None:
+        (base_folder / "model.safetensors.index.json").write_text(index)
     with caplog.at_level("INFO"):
         look(folder, base_folder)
     assert [record.message for record in caplog.records if "are not compared with tiny" in record.message]

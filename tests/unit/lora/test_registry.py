@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +29,7 @@ from dynamo_vllm.lora.base import AdapterFacts, Fetched, OnProgress
 from dynamo_vllm.lora.registry import Registry
 from dynamo_vllm.lora.slots import AdapterEntry, AdapterState, Lease
 
+T = TypeVar("T")
 FACTS = AdapterFacts(rank=8, alpha=16, modules=("q_proj",), bytes=100, base_name="tiny")
 
 
@@ -107,6 +109,20 @@ def make(capacity: int = 4, **more: Any) -> tuple[Registry, Record]:
     return Registry(record, capacity, **more), record
 
 
+async def loaded(*names: str, **more: Any) -> tuple[Registry, Record]:
+    registry, record = make(**more)
+    for name in names:
+        await registry.load(name, f"/{name}")
+    return registry, record
+
+
+async def held(record: Record, step: str, act: Coroutine[Any, Any, T]) -> tuple[Gate, asyncio.Task[T]]:
+    """The act has begun and waits in this step."""
+    gate, task = record.hold(step), asyncio.create_task(act)
+    await gate.reached.wait()
+    return gate, task
+
+
 def only(registry: Registry) -> AdapterEntry:
     (entry,) = registry.entries()
     return entry
@@ -143,9 +159,7 @@ async def test_load_goes_through_the_steps_in_order() -> None:
 )
 async def test_load_in_progress_is_visible(step: str, state: AdapterState) -> None:
     registry, record = make()
-    gate = record.hold(step)
-    load = asyncio.create_task(registry.load("sql", "/sql"))
-    await gate.reached.wait()
+    gate, load = await held(record, step, registry.load("sql", "/sql"))
     assert (only(registry).state, only(registry).done_bytes) == (state, 40)
     gate.opened.set()
     assert (await load).state is AdapterState.LOADED
@@ -159,8 +173,7 @@ async def test_fifty_loads_of_one_name_do_the_work_once() -> None:
 
 
 async def test_same_content_again_is_already_loaded() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     record.content["s3://b/sql"] = "/sql"
     for uri in ("/sql", "s3://b/sql"):
         entry = await registry.load("sql", uri)
@@ -169,8 +182,7 @@ async def test_same_content_again_is_already_loaded() -> None:
 
 
 async def test_other_content_under_a_loaded_name_is_a_conflict() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     record.content["/sql"] = "changed"
     with pytest.raises(AdapterConflict, match="unload it first"):
         await registry.load("sql", "/sql")
@@ -178,28 +190,22 @@ async def test_other_content_under_a_loaded_name_is_a_conflict() -> None:
 
 
 async def test_source_that_is_gone_leaves_a_loaded_adapter_alone() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     record.fail("fetch", SourceFailed("gone"))
     with pytest.raises(SourceFailed):
         await registry.load("sql", "/sql")
     assert (only(registry).state, only(registry).error) == (AdapterState.LOADED, None)
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a b", "a/../b", "../a", "a//b", "/a", "a/", ".", "é", "a#2", "a\n", "_", "._:", "x" * 201]
-)
-async def test_odd_name_is_refused(name: str) -> None:
-    registry, record = make()
-    with pytest.raises(BadCommand, match="letters, digits"):
-        await registry.load(name, "/sql")
+async def test_odd_names_are_refused_and_usual_ones_are_taken() -> None:
+    registry, record = make(capacity=9)
+    odd = ["", "a b", "a/../b", "../a", "a//b", "/a", "a/", ".", "é", "a#2", "a\n", "_", "._:", "x" * 201]
+    for name in odd:
+        with pytest.raises(BadCommand, match="letters, digits"):
+            await registry.load(name, "/sql")
     assert record.calls == [] and registry.entries() == []
-
-
-@pytest.mark.parametrize("name", ["sql", "org/sql-v1.2:latest", "a..b", "x" * 200])
-async def test_usual_names_are_taken(name: str) -> None:
-    registry, _ = make()
-    assert (await registry.load(name, "/sql")).name == name
+    for name in ("sql", "org/sql-v1.2:latest", "a..b", "x" * 200):
+        assert (await registry.load(name, "/sql")).name == name
 
 
 @pytest.mark.parametrize(("longest", "longer"), [("x" * 13, "x" * 14), ("a.b.c.d", "a.b.c.dd")])
@@ -240,21 +246,9 @@ async def test_two_names_for_one_card_at_once_are_one_adapter_and_a_conflict() -
     assert list(record.published) == ["a.b"]
 
 
-async def test_name_is_free_after_a_load_that_failed() -> None:
-    registry, record = make()
-    record.fail("verify", AdapterRefused("broken"))
-    with pytest.raises(AdapterRefused):
-        await registry.load("a.b", "/one")
-    await registry.load("a_b", "/two")
-    assert list(record.published) == ["a_b"]
-    assert registry.failures == 1
-
-
 async def test_caller_that_goes_away_does_not_stop_the_load() -> None:
     registry, record = make()
-    gate = record.hold("add")
-    caller = asyncio.create_task(registry.load("sql", "/sql"))
-    await gate.reached.wait()
+    gate, caller = await held(record, "add", registry.load("sql", "/sql"))
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -265,10 +259,8 @@ async def test_caller_that_goes_away_does_not_stop_the_load() -> None:
 
 async def test_failure_that_nobody_waits_for_is_kept_in_the_entry() -> None:
     registry, record = make()
-    gate = record.hold("fetch")
     record.fail("fetch", SourceFailed("no such bucket"))
-    caller = asyncio.create_task(registry.load("sql", "/sql"))
-    await gate.reached.wait()
+    gate, caller = await held(record, "fetch", registry.load("sql", "/sql"))
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -281,11 +273,8 @@ async def test_failure_that_nobody_waits_for_is_kept_in_the_entry() -> None:
 
 
 async def test_loads_in_progress_count() -> None:
-    registry, record = make(capacity=2)
-    await registry.load("a", "/a")
-    gate = record.hold("fetch")
-    load = asyncio.create_task(registry.load("b", "/b"))
-    await gate.reached.wait()
+    registry, record = await loaded("a", capacity=2)
+    gate, load = await held(record, "fetch", registry.load("b", "/b"))
     with pytest.raises(NoRoom, match="2 of 2 adapters.*--max-loras"):
         await registry.load("c", "/c")
     assert [entry.name for entry in registry.entries()] == ["a", "b"]
@@ -303,11 +292,8 @@ async def test_many_loads_at_once_never_exceed_the_room() -> None:
 
 
 async def test_unloading_keeps_its_place_until_it_is_out_of_the_engine() -> None:
-    registry, record = make(capacity=1)
-    await registry.load("a", "/a")
-    gate = record.hold("remove")
-    unload = asyncio.create_task(registry.unload("a"))
-    await gate.reached.wait()
+    registry, record = await loaded("a", capacity=1)
+    gate, unload = await held(record, "remove", registry.unload("a"))
     with pytest.raises(NoRoom):
         await registry.load("b", "/b")
     gate.opened.set()
@@ -341,22 +327,24 @@ async def test_failing_step_is_rolled_back_and_takes_no_place(step: str, undone:
     assert (await registry.load("other", "/other")).state is AdapterState.LOADED
 
 
-async def test_failed_entry_is_replaced_by_the_next_load() -> None:
+async def test_name_of_a_failed_load_is_free_for_the_next_one_or_forgotten() -> None:
     registry, record = make()
-    record.fail("verify", AdapterRefused("no good"))
-    with pytest.raises(AdapterRefused):
-        await registry.load("sql", "/sql")
-    assert (await registry.load("sql", "/sql")).error is None
+
+    async def fail() -> None:
+        record.fail("verify", AdapterRefused("no good"))
+        with pytest.raises(AdapterRefused):
+            await registry.load("a.b", "/one")
+
+    await fail()
+    assert (await registry.load("a.b", "/one")).error is None
     assert only(registry).state is AdapterState.LOADED
-
-
-async def test_unload_forgets_a_failed_one() -> None:
-    registry, record = make()
-    record.fail("verify", AdapterRefused("no good"))
-    with pytest.raises(AdapterRefused):
-        await registry.load("sql", "/sql")
-    await registry.unload("sql")
+    await registry.unload("a.b")
+    await fail()
+    await registry.unload("a.b")
     assert registry.entries() == []
+    await fail()
+    await registry.load("a_b", "/two")
+    assert list(record.published) == ["a_b"] and registry.failures == 3
 
 
 async def test_only_the_newest_failures_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,10 +359,8 @@ async def test_only_the_newest_failures_stay(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_request_that_came_before_publishing_failed_is_waited_for() -> None:
     registry, record = make()
-    gate = record.hold("publish")
     record.fail("publish", RuntimeError("discovery is gone"))
-    load = asyncio.create_task(registry.load("sql", "/sql"))
-    await gate.reached.wait()
+    gate, load = await held(record, "publish", registry.load("sql", "/sql"))
     lease = registry.lease("sql")
     gate.opened.set()
     await passes()
@@ -415,22 +401,19 @@ async def test_what_discovery_does_not_let_go_is_withdrawn_by_the_next_unload() 
 async def test_new_content_gets_a_new_id_and_engine_name_and_old_content_its_own_again() -> None:
     registry, record = make()
 
-    async def load(name: str, content: str) -> Adapter:
+    async def load(name: str, content: str) -> tuple[int, str]:
         record.content["/x"] = content
         await registry.load(name, "/x")
-        adapter = registry.lease(name).adapter
-        return adapter
+        lease = registry.lease(name)
+        lease.release()
+        return lease.adapter.id, lease.adapter.engine_name
 
     seen = []
     for content in ("one", "two", "one", "three"):
-        record.content["/x"] = content
-        await registry.load("sql", "/x")
-        lease = registry.lease("sql")
-        seen.append((lease.adapter.id, lease.adapter.engine_name))
-        lease.release()
+        seen.append(await load("sql", content))
         await registry.unload("sql")
     assert seen == [(1, "sql#one"), (2, "sql#two"), (1, "sql#one"), (3, "sql#three")]
-    assert ((await load("other", "one")).id, (await load("third", "one")).engine_name) == (4, "third#one")
+    assert await load("other", "one") == (4, "other#one")
 
 
 async def test_engine_name_says_the_content_also_after_a_restart() -> None:
@@ -448,8 +431,7 @@ async def test_engine_name_says_the_content_also_after_a_restart() -> None:
 
 
 async def test_unload_withdraws_then_waits_for_leases_then_removes() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     first, second = registry.lease("sql"), registry.lease("sql")
     assert only(registry).leases == 2
     unload = asyncio.create_task(registry.unload("sql"))
@@ -488,23 +470,17 @@ async def test_leases_are_granted_while_an_unload_settles_and_refused_afterwards
     await unload
 
 
-async def test_lease_of_an_unknown_adapter_is_the_clients_404() -> None:
-    registry, _ = make()
+async def test_unknown_name_is_the_clients_404_and_the_operator_hears_what_is_loaded() -> None:
+    registry, _ = await loaded("sql")
     with pytest.raises(UnknownModel) as caught:
-        registry.lease("sql")
+        registry.lease("pql")
     assert (caught.value.status, caught.value.parameter) == (404, "model")
-
-
-async def test_unload_of_an_unknown_name_says_what_is_loaded() -> None:
-    registry, _ = make()
-    await registry.load("sql", "/sql")
     with pytest.raises(AdapterUnknown, match="'pql'; loaded: sql"):
         await registry.unload("pql")
 
 
 async def test_unloads_at_the_same_time_all_succeed_and_a_later_one_does_not() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     await asyncio.gather(*(registry.unload("sql") for _ in range(5)))
     assert record.count("withdraw") == record.count("remove") == 1
     with pytest.raises(AdapterUnknown):
@@ -513,9 +489,7 @@ async def test_unloads_at_the_same_time_all_succeed_and_a_later_one_does_not() -
 
 async def test_unload_waits_for_a_load_of_the_name() -> None:
     registry, record = make()
-    gate = record.hold("fetch")
-    load = asyncio.create_task(registry.load("sql", "/sql"))
-    await gate.reached.wait()
+    gate, load = await held(record, "fetch", registry.load("sql", "/sql"))
     unload = asyncio.create_task(registry.unload("sql"))
     await passes()
     gate.opened.set()
@@ -526,9 +500,7 @@ async def test_unload_waits_for_a_load_of_the_name() -> None:
 
 async def test_load_waits_for_an_unload_of_the_name_and_does_not_join_an_older_load() -> None:
     registry, record = make()
-    gate = record.hold("fetch")
-    first = asyncio.create_task(registry.load("sql", "/sql"))
-    await gate.reached.wait()
+    gate, first = await held(record, "fetch", registry.load("sql", "/sql"))
     unload = asyncio.create_task(registry.unload("sql"))
     await passes()
     second = asyncio.create_task(registry.load("sql", "/sql"))
@@ -539,8 +511,7 @@ async def test_load_waits_for_an_unload_of_the_name_and_does_not_join_an_older_l
 
 
 async def test_caller_of_unload_that_goes_away_does_not_stop_it() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     lease = registry.lease("sql")
     caller = asyncio.create_task(registry.unload("sql"))
     await passes()
@@ -553,8 +524,7 @@ async def test_caller_of_unload_that_goes_away_does_not_stop_it() -> None:
 
 
 async def test_unload_whose_withdrawal_fails_leaves_it_loaded() -> None:
-    registry, record = make()
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql")
     record.fail("withdraw", RuntimeError("discovery is gone"))
     with pytest.raises(RuntimeError):
         await registry.unload("sql")
@@ -564,8 +534,7 @@ async def test_unload_whose_withdrawal_fails_leaves_it_loaded() -> None:
 
 
 async def test_unload_whose_removal_fails_can_be_repeated() -> None:
-    registry, record = make(capacity=1)
-    await registry.load("sql", "/sql")
+    registry, record = await loaded("sql", capacity=1)
     record.fail("remove", RuntimeError("busy"))
     with pytest.raises(RuntimeError):
         await registry.unload("sql")
@@ -582,9 +551,7 @@ async def test_unload_whose_removal_fails_can_be_repeated() -> None:
 
 
 async def test_sleep_hides_all_and_wake_shows_them_again() -> None:
-    registry, record = make()
-    for name in ("a", "b"):
-        await registry.load(name, f"/{name}")
+    registry, record = await loaded("a", "b")
     assert await registry.withdraw_all() == {}
     assert record.published == {} and len(record.engine) == 2
     assert [entry.is_published for entry in registry.entries()] == [False, False]
@@ -593,8 +560,7 @@ async def test_sleep_hides_all_and_wake_shows_them_again() -> None:
 
 
 async def test_nothing_is_loaded_while_hidden_but_what_is_there_is_still_known() -> None:
-    registry, record = make()
-    await registry.load("a", "/a")
+    registry, record = await loaded("a")
     await registry.withdraw_all()
     with pytest.raises(WrongState, match="when it is back"):
         await registry.load("b", "/b")
@@ -604,23 +570,10 @@ async def test_nothing_is_loaded_while_hidden_but_what_is_there_is_still_known()
     assert record.count("withdraw") == 1 and record.engine == {}
 
 
-async def test_load_that_reaches_the_engine_after_it_was_hidden_fails() -> None:
+@pytest.mark.parametrize("step", ["fetch", "add"])
+async def test_hiding_waits_for_no_load_before_the_engine_has_it_and_the_load_fails(step: str) -> None:
     registry, record = make()
-    gate = record.hold("fetch")
-    load = asyncio.create_task(registry.load("a", "/a"))
-    await gate.reached.wait()
-    assert await registry.withdraw_all() == {}  # does not wait for the download
-    gate.opened.set()
-    with pytest.raises(WrongState):
-        await load
-    assert not record.engine and not record.published
-
-
-async def test_hiding_does_not_wait_for_the_engine_and_the_load_fails() -> None:
-    registry, record = make()
-    gate = record.hold("add")
-    load = asyncio.create_task(registry.load("a", "/a"))
-    await gate.reached.wait()
+    gate, load = await held(record, step, registry.load("a", "/a"))
     assert await registry.withdraw_all() == {}
     gate.opened.set()
     with pytest.raises(WrongState):
@@ -628,23 +581,9 @@ async def test_hiding_does_not_wait_for_the_engine_and_the_load_fails() -> None:
     assert not record.engine and not record.published
 
 
-async def test_hiding_does_not_wait_for_an_unload_that_waits_for_a_request() -> None:
-    registry, record = make()
-    await registry.load("a", "/a")
-    lease = registry.lease("a")
-    unload = asyncio.create_task(registry.unload("a"))
-    await passes()
-    assert await asyncio.wait_for(registry.withdraw_all(), 30) == {}
-    lease.release()
-    await unload
-    assert not record.engine and not record.published
-
-
 async def test_hiding_waits_for_a_load_that_is_in_the_engine() -> None:
     registry, record = make()
-    gate = record.hold("publish")
-    load = asyncio.create_task(registry.load("a", "/a"))
-    await gate.reached.wait()
+    gate, load = await held(record, "publish", registry.load("a", "/a"))
     hiding = asyncio.create_task(registry.withdraw_all())
     await passes()
     gate.opened.set()
@@ -653,9 +592,7 @@ async def test_hiding_waits_for_a_load_that_is_in_the_engine() -> None:
 
 
 async def test_unload_that_waits_for_requests_holds_up_neither_hiding_nor_showing() -> None:
-    registry, record = make()
-    for name in ("a", "b"):
-        await registry.load(name, f"/{name}")
+    registry, record = await loaded("a", "b")
     lease = registry.lease("a")
     unload = asyncio.create_task(registry.unload("a"))
     await passes()
@@ -669,12 +606,8 @@ async def test_unload_that_waits_for_requests_holds_up_neither_hiding_nor_showin
 
 async def test_all_are_withdrawn_at_once() -> None:
     """Where discovery is away each takes until its deadline, and the worker may have to end."""
-    registry, record = make()
-    for name in ("a", "b"):
-        await registry.load(name, f"/{name}")
-    gate = record.hold("withdraw")
-    hiding = asyncio.create_task(registry.withdraw_all())
-    await gate.reached.wait()
+    registry, record = await loaded("a", "b")
+    gate, hiding = await held(record, "withdraw", registry.withdraw_all())
     await passes()
     assert set(record.published) == {"a"}
     gate.opened.set()
@@ -691,9 +624,7 @@ async def test_what_was_asked_for_is_a_change_before_it_begins() -> None:
 
 
 async def test_one_that_cannot_be_published_is_reported_and_the_next_load_publishes_it() -> None:
-    registry, record = make()
-    for name in ("a", "b"):
-        await registry.load(name, f"/{name}")
+    registry, record = await loaded("a", "b")
     await registry.withdraw_all()
     record.fail("publish", RuntimeError("discovery is gone"))
     assert await registry.publish_all() == {"a": "discovery is gone"}
@@ -703,9 +634,7 @@ async def test_one_that_cannot_be_published_is_reported_and_the_next_load_publis
 
 
 async def test_add_all_gives_the_engine_the_same_adapters_again() -> None:
-    registry, record = make()
-    for name in ("a", "b"):
-        await registry.load(name, f"/{name}")
+    registry, record = await loaded("a", "b")
     before = dict(record.engine)
     await registry.withdraw_all()
     record.engine.clear()  # sleep at level 2
@@ -716,9 +645,7 @@ async def test_add_all_gives_the_engine_the_same_adapters_again() -> None:
 
 @pytest.mark.parametrize("step", ["verify", "remove", "add"])
 async def test_one_that_cannot_be_added_again_has_failed_and_the_others_stay(step: str) -> None:
-    registry, record = make()
-    for name in ("a", "b"):
-        await registry.load(name, f"/{name}")
+    registry, record = await loaded("a", "b")
     record.fail(step, AdapterRefused("files have changed"))
     assert await registry.add_all() == {"a": "files have changed"}
     failed, other = registry.entries()
@@ -746,8 +673,7 @@ async def test_close_rolls_back_what_is_going_on() -> None:
 
 
 async def test_nobody_finds_an_adapter_after_the_end() -> None:
-    registry, record = make()
-    await registry.load("a", "/a")
+    registry, record = await loaded("a")
     await registry.close()
     assert record.published == {}
     with pytest.raises(WrongState):

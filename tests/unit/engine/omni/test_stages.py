@@ -46,19 +46,18 @@ stages:
 """
 
 
+MINE = TODAY.replace("dynamo_text", "mine")
+
+
 def written(folder: Path, text: str) -> str:
     file = folder / "stages.yaml"
     file.write_text(text)
     return str(file)
 
 
-def test_a_file_of_0_30_is_used_unchanged(tmp_path: Path) -> None:
-    found = omni_stages.read(written(tmp_path, TODAY))
-    assert not found.is_translated
-    assert found.deploy == yaml.safe_load(TODAY)
-
-
-def test_an_older_file_is_translated(tmp_path: Path) -> None:
+def test_a_file_of_0_30_is_used_unchanged_and_an_older_one_translated(tmp_path: Path) -> None:
+    today = omni_stages.read(written(tmp_path, TODAY))
+    assert not today.is_translated and today.deploy == yaml.safe_load(TODAY)
     found = omni_stages.read(written(tmp_path, OLDER))
     assert found.kinds == ("llm", "diffusion")
     assert found.deploy == {
@@ -98,26 +97,20 @@ def test_the_message_about_a_translation_can_be_pasted(
         ("a: [", "is not YAML"),
         ("other: 1", "neither 'stages'"),
         ("stages: [{max_num_seqs: 1}]", "stages[0] has no stage_id"),
-        ("stage_args: 3", "'stage_args' must be a list"),
-        ("stage_args: []", "'stage_args' must be a list"),
-        ("stage_args: [3]", "'stage_args' must be a list"),
+        *((f"stage_args: {value}", "'stage_args' must be a list") for value in ("3", "[]", "[3]")),
         ("stage_args: [{runtime: 3}]", "runtime of stage_args[0] must be a mapping, not 3"),
         ("stage_args: [{engine_args: [a]}]", "engine_args of stage_args[0] must be a mapping"),
         ("stage_args: [{default_sampling_params: x}]", "default_sampling_params of stage_args[0] must be"),
         ("stage_args: [{stage_id: one}]", "stage_args[0] has stage_id 'one'; number them from 0"),
+        (None, "No such file"),
     ],
 )
-def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str, said: str) -> None:
-    path = written(tmp_path, text)
+def test_other_files_are_refused_with_their_name(tmp_path: Path, text: str | None, said: str) -> None:
+    path = str(tmp_path / "no.yaml") if text is None else written(tmp_path, text)
     with pytest.raises(ConfigError, match="--stage-configs-path") as refused:
         omni_stages.read(path)
     assert path in str(refused.value)
     assert said in str(refused.value)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        omni_stages.read(str(tmp_path / "no.yaml"))
 
 
 # --- which pipeline a folder asks for -------------------------------------------------------------------
@@ -129,30 +122,33 @@ def put(folder: Path, name: str, content: object) -> None:
     file.write_text(json.dumps(content))
 
 
-def test_a_language_model_is_a_text_pipeline(tmp_path: Path) -> None:
-    put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
-    found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture, found.diffusion_class) == (
-        "dynamo_text",
-        "Qwen3ForCausalLM",
-        None,
-    )
+LANGUAGE_MODEL = {"architectures": ["Qwen3ForCausalLM"]}
+DIFFUSERS = {"_class_name": "StableDiffusionPipeline"}
 
 
-def test_a_diffusers_folder_is_left_to_vllm_omni(tmp_path: Path) -> None:
-    put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
-    found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture, found.diffusion_class) == (None, None, "StableDiffusionPipeline")
-
-
-def test_a_diffusers_folder_with_a_rewriter_has_two_stages(tmp_path: Path) -> None:
-    put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
-    put(tmp_path, "rewriter/config.json", {"architectures": ["Qwen3ForCausalLM"]})
-    found = omni_pipelines.choose(str(tmp_path))
-    assert (found.name, found.architecture) == ("dynamo_rewrite", "Qwen3ForCausalLM")
-    deploy = omni_arguments.deploy_config(None, found)
-    assert deploy is not None
-    assert [stage["stage_id"] for stage in deploy["stages"]] == [0, 1]
+@pytest.mark.parametrize(
+    ("files", "pipeline"),
+    [
+        ({"config.json": LANGUAGE_MODEL}, ("dynamo_text", "Qwen3ForCausalLM", None)),
+        ({"model_index.json": DIFFUSERS}, (None, None, "StableDiffusionPipeline")),
+        (
+            {"model_index.json": DIFFUSERS, "rewriter/config.json": LANGUAGE_MODEL},
+            ("dynamo_rewrite", "Qwen3ForCausalLM", "StableDiffusionPipeline"),
+        ),
+    ],
+    ids=["language model", "diffusers", "diffusers with a rewriter"],
+)
+def test_pipeline_of_a_folder(
+    tmp_path: Path, files: dict[str, object], pipeline: tuple[str | None, ...]
+) -> None:
+    for name, content in files.items():
+        put(tmp_path, name, content)
+    chosen = omni_pipelines.choose(str(tmp_path))
+    assert (chosen.name, chosen.architecture, chosen.diffusion_class) == pipeline
+    if chosen.name == "dynamo_rewrite":
+        deploy = omni_arguments.deploy_config(None, chosen)
+        assert deploy is not None
+        assert [stage["stage_id"] for stage in deploy["stages"]] == [0, 1]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -170,32 +166,25 @@ def test_a_model_without_architecture_is_served_where_vllm_omni_knows_it(
 
 
 def test_a_rewriter_without_architecture_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "model_index.json", {"_class_name": "StableDiffusionPipeline"})
+    put(tmp_path, "model_index.json", DIFFUSERS)
     put(tmp_path, "rewriter/config.json", {})
     with pytest.raises(ConfigError, match="rewriter: its config.json names no architecture"):
         omni_pipelines.choose(str(tmp_path))
 
 
-def test_our_pipeline_is_named_in_the_user_s_file(tmp_path: Path) -> None:
-    put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
-    chosen = omni_pipelines.choose(str(tmp_path))
-    older = omni_stages.read(written(tmp_path, OLDER))
-    made = omni_arguments.deploy_config(older, chosen)
-    assert made is not None
-    assert made["pipeline"] == "dynamo_text"
-    named = omni_stages.read(written(tmp_path, TODAY.replace("dynamo_text", "mine")))
-    made = omni_arguments.deploy_config(named, chosen)
-    assert made is not None
-    assert made["pipeline"] == "mine"
-
-
-def test_our_stages_pass_whole_outputs_unless_a_file_says_otherwise(tmp_path: Path) -> None:
-    put(tmp_path, "config.json", {"architectures": ["Qwen3ForCausalLM"]})
-    chosen = omni_pipelines.choose(str(tmp_path))
-    for text, whole in ((TODAY, False), (TODAY.replace("dynamo_text", "mine"), None)):
-        made = omni_arguments.deploy_config(omni_stages.read(written(tmp_path, text)), chosen)
-        assert made is not None
-        assert made.get("async_chunk") is whole
+@pytest.mark.parametrize(
+    ("text", "name", "passes_chunks"),
+    [(OLDER, "dynamo_text", False), (TODAY, "dynamo_text", False), (MINE, "mine", None)],
+    ids=["older", "today", "mine"],
+)
+def test_our_pipeline_is_named_and_passes_whole_outputs_unless_the_file_says_otherwise(
+    tmp_path: Path, text: str, name: str, passes_chunks: bool | None
+) -> None:
+    put(tmp_path, "config.json", LANGUAGE_MODEL)
+    stages = omni_stages.read(written(tmp_path, text))
+    deploy = omni_arguments.deploy_config(stages, omni_pipelines.choose(str(tmp_path)))
+    assert deploy is not None
+    assert (deploy["pipeline"], deploy.get("async_chunk")) == (name, passes_chunks)
 
 
 def test_limits_of_images_are_read_from_the_folder(tmp_path: Path) -> None:
@@ -260,7 +249,4 @@ def test_the_second_stage_gets_the_text_of_the_first(
     written_text: str, prompt: object, drawn: dict[str, str]
 ) -> None:
     assert omni_pipelines.prompt_of([Said(written_text)], prompt) == drawn
-
-
-def test_without_output_of_the_first_stage_the_second_gets_no_prompt() -> None:
-    assert omni_pipelines.prompt_of([]) is None
+    assert omni_pipelines.prompt_of([]) is None, "without output of the first there is none"

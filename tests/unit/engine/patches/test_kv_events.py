@@ -54,17 +54,13 @@ def test_adapter_is_named_once_and_as_clients_do() -> None:
 
 def test_salt_is_marked_once_in_every_event_of_a_prompt() -> None:
     marked = "dynamo-cache-salt:mine"
-    assert fix_salt(event([5] * 32, ("mine",), None), "mine").extra_keys == [(marked,), None]
-    assert fix_salt(event([5] * 32, None, None), "mine").extra_keys == [(marked,), None]
     later = event([5] * 32)
     later.extra_keys = None
-    assert fix_salt(later, "mine").extra_keys == [(marked,), None]
-
-
-def test_salt_with_an_adapter() -> None:
-    made = event([5] * 32, ("sql", "mine"), ("sql",))
-    made.lora_name = "sql"
-    assert fix_salt(fix_adapter(made), "mine").extra_keys == [("dynamo-cache-salt:mine",), None]
+    adapted = event([5] * 32, ("sql", "mine"), ("sql",))
+    adapted.lora_name = "sql"
+    first, second = event([5] * 32, ("mine",), None), event([5] * 32, None, None)
+    for made in (first, second, later, fix_adapter(adapted)):
+        assert fix_salt(made, "mine").extra_keys == [(marked,), None]
 
 
 def test_image_has_the_frontends_name_if_it_has_one() -> None:
@@ -73,6 +69,7 @@ def test_image_has_the_frontends_name_if_it_has_one() -> None:
     found = fix_media(event([7] * 48, (routed[0],), ("salt", routed[1], routed[2]), None))
     name = "ab" * 8 + "0" * 48
     assert found.extra_keys == [((name, 3),), ("salt", (name, -29), (own, 0)), None]
+    assert [at for at in range(48) if found.token_ids[at] != 7] == [16], "only that without its name"
 
 
 def test_image_without_the_frontends_name_changes_a_token_in_each_of_its_blocks() -> None:
@@ -84,10 +81,6 @@ def test_image_without_the_frontends_name_changes_a_token_in_each_of_its_blocks(
     assert [at for at in range(48) if one[at] != 7] == [at for at in range(48) if other[at] != 7] == [19, 32]
     assert not {one[19], one[32]} & {other[19], other[32]}
     assert max(*one, *other) < 2**32
-
-
-def test_image_with_the_frontends_name_leaves_tokens_alone() -> None:
-    assert fix_media(event([7] * 16, ((f"{'ab' * 8}-{'f' * 64}", 3),))).token_ids == [7] * 16
 
 
 def test_prompt_without_keys_stays_without() -> None:

@@ -26,25 +26,19 @@ def installed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
     monkeypatch.setattr(metadata, "entry_points", entry_points)
 
 
-@pytest.mark.parametrize("installed", [OMNI], indirect=True)
-def test_a_pipeline_loads_everything(installed: None) -> None:
-    assert vllm_environment.plugins(with_omni=True) == [
-        "cpu",
-        "dynamo_vllm",
-        "other",
-        "vllm_omni_register_models",
-    ]
-
-
-@pytest.mark.parametrize("installed", [OMNI], indirect=True)
-def test_other_workers_load_everything_else(installed: None) -> None:
-    assert vllm_environment.plugins(with_omni=False) == ["cpu", "dynamo_vllm", "other"]
-
-
-@pytest.mark.parametrize("installed", [{"vllm.general_plugins": ("dynamo_vllm",)}], indirect=True)
-@pytest.mark.parametrize("with_omni", [False, True])
-def test_without_vllm_omni_nothing_is_restricted(installed: None, with_omni: bool) -> None:
-    assert vllm_environment.plugins(with_omni=with_omni) is None
+@pytest.mark.parametrize(
+    ("installed", "with_omni", "loaded"),
+    [
+        (OMNI, True, ["cpu", "dynamo_vllm", "other", "vllm_omni_register_models"]),
+        (OMNI, False, ["cpu", "dynamo_vllm", "other"]),
+        *(({"vllm.general_plugins": ("dynamo_vllm",)}, with_omni, None) for with_omni in (False, True)),
+    ],
+    indirect=["installed"],
+)
+def test_only_pipelines_load_the_plugins_of_vllm_omni(
+    installed: None, with_omni: bool, loaded: list[str] | None
+) -> None:
+    assert vllm_environment.plugins(with_omni=with_omni) == loaded
 
 
 def test_missing_library_is_named_with_the_package_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,19 +29,17 @@ def test_older_vllm_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch, ver
     assert versions.unproven() == ()
 
 
-@pytest.mark.parametrize("version", ["0.30.0", "0.30.1rc1", "0.30.0+cpu", "0.31.0", "0.99.0", "unknown"])
-def test_others_are_not(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    install(monkeypatch, vllm=version)
-    versions.refuse_older()
-
-
-def test_without_vllm_nothing_is_said_here(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "version", ["0.30.0", "0.30.1rc1", "0.30.0+cpu", "0.31.0", "0.99.0", "unknown", None]
+)
+def test_others_are_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str | None
 ) -> None:
-    install(monkeypatch)
+    install(monkeypatch, **({} if version is None else {"vllm": version}))
     versions.refuse_older()
-    versions.warn_of_unproven()
-    assert caplog.messages == []
+    if version is None:
+        versions.warn_of_unproven()
+        assert caplog.messages == []
 
 
 def test_vllm_that_was_not_tested_whole_is_warned_of_with_what_is_left(
