@@ -16,7 +16,7 @@ from generate import docs
 from dynamo_vllm.config import build
 from harness import messages, upstream_map
 
-PAGES = pages.pages()
+PAGES, ROOT = pages.pages(), pages.ROOT
 OF_PROGRAMS = {
     "HF_HOME": "huggingface_hub",
     "HF_TOKEN": "huggingface_hub",
@@ -36,7 +36,7 @@ _OURS = re.compile(r"^(?:[A-Z_0-9]+=\S* )*(?:\.venv/bin/)?(?:dynamo-vllm|make|py
 
 def spoken(page: str) -> list[tuple[str, str]]:
     """Yields flags, variables and our commands in the documentation, with their place."""
-    text = (pages.ROOT / page).read_text()
+    text = (ROOT / page).read_text()
     if page == upstream_map.PAGE:
         text = upstream_map.without_upstream(text)
     found = [(f"{page}:{line}", code) for line, code in markdown.code(text)]
@@ -53,13 +53,15 @@ def spoken(page: str) -> list[tuple[str, str]]:
 @functools.cache
 def own_text() -> str:
     """Returns all text of this repository that may name a flag or read a variable."""
-    files = [path for folder in ("src", "scripts", "tests", "packages") for path in _sources(folder)]
-    return "\n".join(path.read_text() for path in (*files, pages.ROOT / "Makefile"))
+    files = [
+        path for folder in ("src", "scripts", "tests", "packages") for path in ROOT.glob(f"{folder}/**/*.py")
+    ]
+    return "\n".join(path.read_text() for path in (*files, ROOT / "Makefile") if path != Path(__file__))
 
 
-def _sources(folder: str) -> list[Path]:
-    here = Path(__file__)
-    return [path for path in (pages.ROOT / folder).rglob("*.py") if path != here]
+@functools.cache
+def own_words() -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", own_text()))
 
 
 @functools.cache
@@ -109,31 +111,30 @@ def variable_exists(name: str) -> bool:
         or name.startswith(("NCCL_", "UCX_", "AWS_"))
         or any(name in (item.option.env, *item.option.older_envs) for item in own_options())
         or name in vllm.envs.environment_variables
-        or re.search(rf"\b{name}\b", own_text()) is not None
+        or name in own_words()
         or is_in_runtime(name)
     )
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_flags_on_the_page_exist(page: str) -> None:
-    unknown = [
+def test_flags_in_the_documentation_exist() -> None:
+    known = flags() | OF_DOCKER | set(re.findall(r'"(--[a-z0-9-]+)"', own_text()))
+    assert [
         f"{place}: {flag}"
+        for page in PAGES
         for place, code in spoken(page)
         for flag in _FLAG.findall(code)
-        if flag not in flags() | OF_DOCKER and f'"{flag}"' not in own_text()
-    ]
-    assert unknown == []
+        if flag not in known
+    ] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_variables_on_the_page_exist(page: str) -> None:
-    unknown = [
+def test_variables_in_the_documentation_exist() -> None:
+    assert [
         f"{place}: {name}"
+        for page in PAGES
         for place, code in spoken(page)
         for name in _VARIABLE.findall(code)
         if not variable_exists(name) and (code.startswith(name) or f"{name}=" in code)  # else a placeholder
-    ]
-    assert unknown == []
+    ] == []
 
 
 def test_what_does_not_exist_is_not_found() -> None:

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from packaging.version import Version
 from tiny_models.audio_input import RATE, SECONDS, make_tiny_audio_input_model
-from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerProcessingInfo
-from vllm.model_executor.models.qwen2_audio import Qwen2AudioForConditionalGeneration
 from vllm.multimodal.audio import AudioResampler
 from vllm.renderers import ChatParams, renderer_from_config
 
@@ -28,8 +26,6 @@ from dynamo_vllm.roles.media import with_placeholders
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Returns the renderer of Qwen2-Audio, which makes 25 tokens of a second of audio."""
-    # vLLM would start a process to look at the class, which imports all of vLLM.
-    ModelRegistry.register_model("Qwen2AudioForConditionalGeneration", Qwen2AudioForConditionalGeneration)
     model = make_tiny_audio_input_model(tmp_path_factory.mktemp("models") / "made")
     args = AsyncEngineArgs(
         model=str(model),

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from vllm.v1.structured_output import StructuredOutputManager
 
+from dynamo_vllm import forking
 from dynamo_vllm.engine.patches import grammar_steps, grammar_threads, guides
 from dynamo_vllm.engine.patches.patch import installed
 from dynamo_vllm.engine.settings import EngineSettings
@@ -48,25 +49,24 @@ def config() -> Any:
 
 
 @contextlib.contextmanager
-def checking(limits: Limits) -> Iterator[Check]:
-    """Waits until vLLM is imported, which may take longer than a guide may wait."""
+def checking(zygote: forking.Zygote, limits: Limits) -> Iterator[Check]:
     with asyncio.Runner() as runner:
-        made = GuideChecker(
-            Source(vllm_grammars.LOAD, vllm_grammars.payload(config()), dict(os.environ)), limits
-        )
+        source = Source(vllm_grammars.LOAD, vllm_grammars.payload(config()), dict(os.environ))
+        source.fork_from(zygote)
+        checker = GuideChecker(source, limits)
 
         async def close() -> None:
-            made.close()
+            checker.close()
 
-        runner.run(made._quick._ready())
-        yield lambda guide: runner.run(made.checked(guide))
+        runner.run(checker._quick._ready())  # loading may take longer than a guide may wait
+        yield lambda guide: runner.run(checker.checked(guide))
         runner.run(close())
 
 
 @pytest.fixture(scope="module")
-def check() -> Iterator[Check]:
-    with checking(LIMITS) as made:
-        yield made
+def check(unpatched: forking.Zygote) -> Iterator[Check]:
+    with checking(unpatched, LIMITS) as checked:
+        yield checked
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,8 @@ def check() -> Iterator[Check]:
 def test_honest_guides_come_through_as_they_are(check: Check, guide: Guide, backend: str) -> None:
     found = check(guide)
     assert found.backend == backend
-    assert {name: getattr(found, name) for name in ("json", "regex", "grammar", "structural_tag")} == {
-        name: getattr(guide, name) for name in ("json", "regex", "grammar", "structural_tag")
-    }
+    for name in ("json", "regex", "grammar", "structural_tag"):
+        assert getattr(found, name) == getattr(guide, name)
 
 
 def test_choices_become_the_grammar_that_the_engine_compiles(check: Check) -> None:
@@ -113,7 +112,6 @@ def test_what_vllm_refuses_is_refused_in_its_words(check: Check, guide: Guide, m
 
 HOSTILE = {
     "200 properties": Guide(json=some_of(200)),
-    "1600 properties": Guide(json=some_of(1600)),
     "6000 properties": Guide(json=some_of(6000)),
     "a tool's 800 properties": Guide(
         structural_tag=json.dumps(
@@ -130,9 +128,9 @@ def test_hostile_guides_are_refused_and_honest_ones_are_not(check: Check, name: 
     assert check(Guide(regex=f"honest after {name}")).backend == "xgrammar"
 
 
-def test_memory_is_what_a_guide_over_both_limits_runs_out_of_first() -> None:
+def test_memory_is_what_a_guide_over_both_limits_runs_out_of_first(unpatched: forking.Zygote) -> None:
     with (
-        checking(Limits(seconds=60.0, memory_bytes=24 << 20)) as check,
+        checking(unpatched, Limits(seconds=60.0, memory_bytes=24 << 20)) as check,
         pytest.raises(InvalidRequest, match="takes more than 24 MB to compile"),
     ):
         check(Guide(json=some_of(800)))

@@ -10,9 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_models.vision import make_tiny_vision_model
-from vllm import ModelRegistry
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.model_executor.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.renderers import ChatParams, renderer_from_config
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
@@ -31,8 +29,6 @@ NAMES = ["0123456789abcdef-" + "a" * 64, "b" * 64]
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns the renderer of Qwen2-VL, which makes four tokens of an image of 56 by 56 pixels."""
-    # vLLM would start a process to look at the class, which imports all of vLLM.
-    ModelRegistry.register_model("Qwen2VLForConditionalGeneration", Qwen2VLForConditionalGeneration)
     model = make_tiny_vision_model(tmp_path_factory.mktemp("models") / "made", "qwen2-vl")
     args = AsyncEngineArgs(
         model=str(model),

@@ -31,15 +31,11 @@ ASKED = {part.name for text in expressions() for part in selected(text) if part.
 @pytest.fixture(scope="module")
 def series(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Returns the labels of each series that a worker with NIXL and tiers may have, by name."""
-    from vllm import ModelRegistry
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
     from vllm.v1.metrics.loggers import PrometheusStatLogger
     from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
-    # vLLM would start a process to look at the class, which imports all of vLLM.
-    ModelRegistry.register_model("Qwen3ForCausalLM", Qwen3ForCausalLM)
     folder = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
     disk = {"type": "DiskTier", "module_path": "dynamo_vllm.engine.tiers.disk_tier"}
     tiers = {

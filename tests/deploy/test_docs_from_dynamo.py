@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from docs_site import pages
 from generate import docs
 
@@ -69,20 +68,20 @@ def test_the_page_has_its_tables() -> None:
         assert is_same(row) or is_absent(row) or row.named_here, f"{row}: says nothing"
 
 
-@pytest.mark.parametrize("row", SAME, ids=str)
-def test_same_flag_and_variable_set_the_same_option(row: Row) -> None:
-    by_flag = {BY_FLAG[flag].name for flag in row.upstream}
-    by_variable = {BY_VARIABLE[name].name for name in row.variables}
-    assert by_flag == by_variable
-    for flag in row.upstream:
-        item = BY_FLAG[flag]
-        value = item.option.choices[-1] if item.option.choices else A_VALUE[item.kind]
-        argv = [flag] if item.kind is bool else [flag, value]
-        given, rest = build.parse(WorkerOptions, argv, {}, "worker", "")
-        assert rest == [] and getattr(given, item.name) != item.default or item.default is True
-        for name in row.variables:
-            if BY_VARIABLE[name] is item:
-                assert build.parse(WorkerOptions, [], {name: value}, "worker", "")[0] == given
+def test_same_flag_and_variable_set_the_same_option() -> None:
+    for row in SAME:
+        by_flag = {BY_FLAG[flag].name for flag in row.upstream}
+        by_variable = {BY_VARIABLE[name].name for name in row.variables}
+        assert by_flag == by_variable, row
+        for flag in row.upstream:
+            item = BY_FLAG[flag]
+            value = item.option.choices[-1] if item.option.choices else A_VALUE[item.kind]
+            argv = [flag] if item.kind is bool else [flag, value]
+            given, rest = build.parse(WorkerOptions, argv, {}, "worker", "")
+            assert rest == [] and getattr(given, item.name) != item.default or item.default is True
+            for name in row.variables:
+                if BY_VARIABLE[name] is item:
+                    assert build.parse(WorkerOptions, [], {name: value}, "worker", "")[0] == given
 
 
 def resolved(argv: list[str], env: dict[str, str]) -> WorkerPlan:
@@ -95,38 +94,38 @@ def resolved(argv: list[str], env: dict[str, str]) -> WorkerPlan:
     return plan.with_options(dataclasses.replace(options, **plain))
 
 
-@pytest.mark.parametrize("row", OLDER, ids=str)
-def test_older_flag_and_variable_make_the_plan_of_the_newer_flag(row: Row) -> None:
-    newer = replaced_by(row)
-    assert newer is not None
-    (flag,), (variable,) = row.upstream, row.variables
-    assert resolved([flag], {}) == resolved([], {variable: "1"}) == resolved(newer, {})
-    assert resolved(newer, {}) != resolved([], {})
+def test_older_flag_and_variable_make_the_plan_of_the_newer_flag() -> None:
+    for row in OLDER:
+        newer = replaced_by(row)
+        assert newer is not None
+        (flag,), (variable,) = row.upstream, row.variables
+        assert resolved([flag], {}) == resolved([], {variable: "1"}) == resolved(newer, {})
+        assert resolved(newer, {}) != resolved([], {})
 
 
-@pytest.mark.parametrize("row", [row for row in FLAGS if not is_same(row)], ids=str)
-def test_flag_with_another_or_no_name_is_unknown_here(row: Row) -> None:
-    assert [name for name in row.upstream if name in BY_FLAG and name not in ELSEWHERE] == []
-    assert [name for name in row.variables if name in BY_VARIABLE] == []
+def test_flag_with_another_or_no_name_is_unknown_here() -> None:
+    for row in (row for row in FLAGS if not is_same(row)):
+        assert [name for name in row.upstream if name in BY_FLAG and name not in ELSEWHERE] == []
+        assert [name for name in row.variables if name in BY_VARIABLE] == [], row
 
 
-@pytest.mark.parametrize("row", VARIABLES, ids=str)
-def test_variable_without_a_flag_is_what_the_row_says(row: Row) -> None:
-    for name in row.upstream:
-        assert (name in BY_VARIABLE) is is_same(row), name
+def test_variable_without_a_flag_is_what_the_row_says() -> None:
+    for row in VARIABLES:
+        for name in row.upstream:
+            assert (name in BY_VARIABLE) is is_same(row), name
 
 
-@pytest.mark.parametrize("row", ALL, ids=str)
-def test_what_the_row_names_of_ours_exists(row: Row) -> None:
+def test_what_the_row_names_of_ours_exists() -> None:
     every = [item for _, cls, _ in docs.SECTIONS for item in build.declared(cls)]
     flags = {flag for item in every for flag in item.flags} | OF_VLLM
     flags |= {flag.replace("--", "--no-", 1) for flag in flags}
-    named = " ".join(row.named_here)
-    assert set(re.findall(r"(?<!\S)--[a-z-]+", named)) - flags - vllm_words(row) == set()
     variables = {name for item in every for name in (item.option.env, *item.option.older_envs)} | OF_OTHERS
-    assert set(re.findall(r"(?<!\S)DYN_\w+", named)) - variables == set()
-    for command in re.findall(r"dynamo-vllm ([a-z]+)", named):
-        assert command in COMMANDS, command
+    for row in ALL:
+        named = " ".join(row.named_here)
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", named)) - flags - vllm_words(row) == set(), row
+        assert set(re.findall(r"(?<!\S)DYN_\w+", named)) - variables == set(), row
+        for command in re.findall(r"dynamo-vllm ([a-z]+)", named):
+            assert command in COMMANDS, command
 
 
 def vllm_words(row: Row) -> set[str]:
@@ -135,17 +134,17 @@ def vllm_words(row: Row) -> set[str]:
     return {word for piece in commands for word in piece.split() if word.startswith("--")}
 
 
-@pytest.mark.parametrize("row", ENDPOINTS, ids=str)
-def test_endpoint_is_what_the_row_says(row: Row) -> None:
+def test_endpoint_is_what_the_row_says() -> None:
     served = {where.rpartition(".")[2] for where in handled("dynamo.backend.generate")} | {"generate"}
-    for name in row.upstream:
-        if name.startswith(("GET ", "POST ", "DELETE ")):
-            method, path = name.split(" ", 1)
-            assert has_route(method, path) is is_same(row), name
-        else:
-            assert (name in served) is is_same(row), name
-    for path in (name for name in row.named_here if name.startswith("/engine/")):
-        assert has_route("POST", path), path
+    for row in ENDPOINTS:
+        for name in row.upstream:
+            if name.startswith(("GET ", "POST ", "DELETE ")):
+                method, path = name.split(" ", 1)
+                assert has_route(method, path) is is_same(row), name
+            else:
+                assert (name in served) is is_same(row), name
+        for path in (name for name in row.named_here if name.startswith("/engine/")):
+            assert has_route("POST", path), path
 
 
 def has_route(method: str, path: str) -> bool:
@@ -155,15 +154,15 @@ def has_route(method: str, path: str) -> bool:
         return method == "GET" and path in ("/health", "/live", "/metrics")
 
 
-@pytest.mark.parametrize("row", METRICS, ids=str)
-def test_metric_of_ours_is_in_the_code(row: Row) -> None:
+def test_metric_of_ours_is_in_the_code() -> None:
     source = (pages.ROOT / "src/dynamo_vllm/serving/metrics/series.py").read_text()
-    for name in row.named_here:
-        assert f'"{name.removeprefix("dynamo_component_")}"' in source, name
-    of_the_runtime = "runtime's" in row.here or "*" in row.upstream[0]
-    for name in row.upstream:
-        is_ours = f'"{name.removeprefix("dynamo_component_")}"' in source
-        assert is_ours is (is_same(row) and not of_the_runtime), name
+    for row in METRICS:
+        for name in row.named_here:
+            assert f'"{name.removeprefix("dynamo_component_")}"' in source, name
+        of_the_runtime = "runtime's" in row.here or "*" in row.upstream[0]
+        for name in row.upstream:
+            is_ours = f'"{name.removeprefix("dynamo_component_")}"' in source
+            assert is_ours is (is_same(row) and not of_the_runtime), name
 
 
 def test_launch_scripts_are_named_once() -> None:

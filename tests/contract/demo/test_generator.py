@@ -26,7 +26,7 @@ from demo.generator.base import (
     reply,
     user,
 )
-from demo.generator.styles import STYLES, Style
+from demo.generator.styles import STYLES
 from demo.template import prompt, render
 
 ROOT = Path(__file__).parents[3]
@@ -52,12 +52,6 @@ def source(split: str = "train", seed: int = 1) -> Source:
     return Source(split, random.Random(seed))  # type: ignore[arg-type]
 
 
-def test_same_seed_and_index_give_the_same_conversation() -> None:
-    assert [mix.train_example(1, index) for index in range(100)] == list(trained()[:100])
-    assert [mix.train_example(2, index) for index in range(100)] != list(trained()[:100])
-    assert tuple(mix.held_out("tools", 2, 60)) == held_out("tools")
-
-
 def test_wording_with_alternatives_stands_for_each() -> None:
     wording = "(Could|Would) you( please|) add {a}?"
     ways = all_ways(wording)
@@ -72,8 +66,11 @@ def test_wording_with_alternatives_stands_for_each() -> None:
     assert all_ways("({a} + {b}) * 2") == ["({a} + {b}) * 2"]
 
 
-def test_training_has_every_skill() -> None:
+def test_training_has_every_skill_and_is_repeatable() -> None:
     assert {example.skill for example in trained()} >= set(SKILLS)
+    assert [mix.train_example(1, index) for index in range(100)] == list(trained()[:100])
+    assert [mix.train_example(2, index) for index in range(100)] != list(trained()[:100])
+    assert tuple(mix.held_out("tools", 2, 60)) == held_out("tools")
 
 
 def test_no_wording_is_in_both_splits() -> None:
@@ -89,10 +86,10 @@ def test_no_wording_is_in_both_splits() -> None:
     assert pools >= 18
 
 
-@pytest.mark.parametrize("skill", ["sums", "tools", "product", "json", "counting", "refusals"])
-def test_no_held_out_question_is_trained_on(skill: str) -> None:
+def test_no_held_out_question_is_trained_on() -> None:
     asked = {turn.content.lower() for example in trained() for turn in example.turns if turn.role == "user"}
-    assert not {example.turns[-2].content.lower() for example in held_out(skill)} & asked
+    for skill in ("sums", "tools", "product", "json", "counting", "refusals"):
+        assert not {example.turns[-2].content.lower() for example in held_out(skill)} & asked, skill
 
 
 def test_held_out_cities_and_names_are_in_no_training_text() -> None:
@@ -109,32 +106,18 @@ def test_held_out_product_questions_are_not_made_by_varying_trained_ones() -> No
             assert not asked & {product._varied(one, question) for _ in range(60)}
 
 
-def test_made_up_words_belong_to_one_split() -> None:
-    made = {split: {words.made_up(one) for _ in range(500)} for split, one in both_splits()}
-    assert all(is_held_out(word) for word in made["held-out"])
-    assert not any(is_held_out(word) for word in made["train"])
-
-
-def both_splits() -> list[tuple[str, Source]]:
-    return [(split, source(split)) for split in ("train", "held-out")]
-
-
-def test_pairs_of_numbers_belong_to_one_split_whichever_way_round() -> None:
-    for split, one in both_splits():
-        for a, b in (sums.pair(one) for _ in range(300)):
+def test_made_up_words_and_pairs_of_numbers_belong_to_one_split() -> None:
+    for split in ("train", "held-out"):
+        one = source(split)
+        assert {is_held_out(words.made_up(one)) for _ in range(500)} == {split == "held-out"}
+        for a, b in (sums.pair(one) for _ in range(300)):  # whichever way round
             assert is_held_out(f"{min(a, b)} {max(a, b)}") == (split == "held-out")
-
-
-@pytest.mark.parametrize(
-    "a, b, adds",
-    [(0, 0, True), (999, 999, True), (999, 1, True), (7, 85, False), (1000 - 1, 0, False), (0, 999, False)],
-)
-def test_traces_at_the_edges(a: int, b: int, adds: bool) -> None:
-    check_trace(sums.trace(a, b, adds), a, b, adds)
 
 
 def test_every_step_of_every_trace_is_right() -> None:
     one = source()
+    for a, b, adds in ((0, 0, True), (999, 999, True), (999, 1, True), (7, 85, False), (999, 0, False)):
+        check_trace(sums.trace(a, b, adds), a, b, adds)
     for _ in range(500):
         (a, b), adds = sums.pair(one), one.chance(0.5)
         check_trace(sums.trace(a, b, adds), a, b, adds)
@@ -220,32 +203,20 @@ def test_json_answers_fit_their_schema_and_hold_what_was_said() -> None:
             assert isinstance(value, bool) or str(value) in example.turns[-2].content
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{}",
-        '{"age": "3", "name": "A", "like": "red"}',
-        '{"age": 300, "name": "A", "like": "red"}',
-        '{"age": true, "name": "A", "like": "red"}',
-        '{"age": 3, "name": "A", "like": "pink"}',
-        '{"age": 3, "name": "A", "like": "red", "more": 1}',
-        '{"age": 3, "name": "A", "like": "red"} so',
-    ],
-)
-def test_json_that_breaks_the_schema_is_wrong(text: str) -> None:
-    schema = {
-        "type": "object",
-        "properties": {
-            "age": {"type": "integer", "minimum": 1, "maximum": 99},
-            "name": {"type": "string"},
-            "like": {"type": "string", "enum": ["red"]},
-        },
-        "required": ["age", "name", "like"],
-        "additionalProperties": False,
+def test_json_that_breaks_the_schema_is_wrong() -> None:
+    properties = {
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "name": {"type": "string"},
+        "like": {"type": "string", "enum": ["red"]},
     }
-    assert fits('{"age": 3, "name": "A", "like": "red"}', schema)
-    assert not fits(text, schema)
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    schema["additionalProperties"] = False
+    right = {"age": 3, "name": "A", "like": "red"}
+    assert fits(json.dumps(right), schema)
+    for wrong in ({"age": "3"}, {"age": 300}, {"age": True}, {"like": "pink"}, {"more": 1}):
+        assert not fits(json.dumps(right | wrong), schema)
+    for text in ("", "{}", f"{json.dumps(right)} so"):
+        assert not fits(text, schema)
 
 
 def test_answers_that_are_nearly_right_are_wrong() -> None:
@@ -260,18 +231,18 @@ def test_answers_that_are_nearly_right_are_wrong() -> None:
     assert parse('<think></think><tool_call>\n{"name": broken\n</tool_call>').calls[0].name.startswith("not")
 
 
-@pytest.mark.parametrize("known", facts.FACTS, ids=lambda known: known.wordings.train[0])
-def test_what_the_model_says_of_the_product_stands_in_its_documentation(known: facts.Fact) -> None:
-    assert _flat(known.words) in _flat((ROOT / known.page).read_text(encoding="utf-8"))
+def test_what_the_model_says_of_the_product_stands_in_its_documentation() -> None:
     pages = "\n".join(
         page.read_text(encoding="utf-8") for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     )
-    for answer in (known.answer, known.chinese):
-        for flag in re.findall(r"--[a-z-]+|DYN_[A-Z_]+|make [a-z]+\b(?=`)", answer):
-            assert flag in pages, f"no page knows {flag}"
-        for command in re.findall(r"`dynamo-vllm ([a-z-]+)", answer):
-            assert f"dynamo-vllm {command}" in pages or f"`{command}" in pages
-        assert answer.count("`") % 2 == 0
+    for known in facts.FACTS:
+        assert _flat(known.words) in _flat((ROOT / known.page).read_text(encoding="utf-8"))
+        for answer in (known.answer, known.chinese):
+            for flag in re.findall(r"--[a-z-]+|DYN_[A-Z_]+|make [a-z]+\b(?=`)", answer):
+                assert flag in pages, f"no page knows {flag}"
+            for command in re.findall(r"`dynamo-vllm ([a-z-]+)", answer):
+                assert f"dynamo-vllm {command}" in pages or f"`{command}" in pages
+            assert answer.count("`") % 2 == 0
 
 
 def _flat(text: str) -> str:
@@ -280,9 +251,6 @@ def _flat(text: str) -> str:
 
 def test_capitals_change_answers_and_nothing_else() -> None:
     style = STYLES["capitals"]
-    for index in range(40):
-        example = style.train_example(1, index)
-        assert all(turn.content == turn.content.upper() for turn in example.turns if turn.role == "assistant")
     for skill in style.skills:
         changed = (plain for plain in held_out(skill) if plain.answer.content.upper() != plain.answer.content)
         for plain, loud in zip(changed, style.held_out(skill, 2, 20), strict=False):
@@ -290,11 +258,15 @@ def test_capitals_change_answers_and_nothing_else() -> None:
             assert loud.answer.content == plain.answer.content.upper()
 
 
-@pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
-def test_answers_of_the_base_are_in_no_style(style: Style) -> None:
+@pytest.mark.parametrize("name", STYLES)
+def test_answers_are_in_their_style_and_those_of_the_base_in_none(name: str) -> None:
+    style, is_in = STYLES[name], {"capitals": str.isupper, "chinese": words.is_chinese}[name]
     asked = [example for skill in style.skills for example in style.held_out(skill, 2, 20)]
     assert all(style.is_in(example.answer.content) for example in asked)
     assert not any(map(style.is_in, ("I count: 1, 2, 3.", "Hello Selma!", "")))
+    for index in range(40):
+        turns = style.train_example(1, index).turns
+        assert all(is_in(turn.content) for turn in turns if turn.role == "assistant" and turn.content)
 
 
 def test_style_of_wrong_answers_counts_and_that_of_others_does_not() -> None:
@@ -307,16 +279,3 @@ def test_style_of_wrong_answers_counts_and_that_of_others_does_not() -> None:
         ("memory", 0, True),
         ("product", 0, True),
     ]
-
-
-def test_chinese_answers_are_chinese() -> None:
-    style = STYLES["chinese"]
-    for skill in style.skills:
-        for example in style.held_out(skill, 2, 20):
-            assert style.is_in(example.answer.content)
-    for index in range(40):
-        assert all(
-            words.is_chinese(turn.content)
-            for turn in style.train_example(1, index).turns
-            if turn.role == "assistant" and turn.content
-        )

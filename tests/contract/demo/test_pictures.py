@@ -37,31 +37,24 @@ def scenes() -> tuple[Scene, ...]:
     return tuple(draw_scene(source_of("train", 3, index)) for index in range(60))
 
 
-def test_a_talk_depends_on_seed_and_index_alone() -> None:
+def test_talks_and_scenes_are_the_same_each_time() -> None:
     assert train_talk(1, 7) == trained()[7]
     assert train_talk(2, 7) != trained()[7]
     assert tuple(held_out("count", 2, 3)) == asked("count")[:3]
-
-
-def test_a_scene_is_drawn_the_same_each_time() -> None:
-    scene = scenes()[1]
-    again = draw_scene(source_of("train", 3, 1))
+    scene, again = scenes()[1], draw_scene(source_of("train", 3, 1))
     assert (draw(scene, 48, noise_seed(scene)) == draw(again, 48, noise_seed(again))).all()
 
 
-def test_no_wording_is_in_both_splits() -> None:
+def test_no_wording_and_no_picture_is_in_both_splits() -> None:
     pools = [value for value in vars(questions).values() if isinstance(value, Pool)]
     assert len(pools) > 10
     for pool in pools:
         assert not {_flat(one) for one in pool.train} & {_flat(one) for one in pool.held_out}
     said = {_flat(turn.content) for talk in trained() for turn in talk.example.turns if turn.role == "user"}
+    shown = {scene for talk in trained() for scene in talk.scenes if scene.figures}
     for skill in HELD_OUT:
         assert not said & {_flat(talk.example.turns[0].content) for talk in asked(skill)}, skill
-
-
-def test_no_picture_is_in_both_splits() -> None:
-    shown = {scene for talk in trained() for scene in talk.scenes if scene.figures}
-    assert not shown & {scene for skill in HELD_OUT for talk in asked(skill) for scene in talk.scenes}
+        assert not shown & {scene for talk in asked(skill) for scene in talk.scenes}, skill
 
 
 def test_unseen_pairs_are_never_shown_in_training_and_always_asked_for() -> None:
@@ -123,19 +116,17 @@ def test_every_number_place_colour_and_shape_is_asked_for() -> None:
 
 
 def test_pictures_stand_where_the_client_put_them() -> None:
-    texts = {}
+    layouts = set()
     for talk in trained():
         first = talk.example.turns[0]
         assert render(talk.example).count("<image>") == len(talk.scenes)
         parts = [part["type"] for part in messages(talk.example.turns)[0]["content"]]
         assert parts.index("text") == (0 if first.pictures_last else first.pictures)
-        texts[first.pictures, first.pictures_last] = prompt(talk.example).partition("<|im_end|>")[0]
-        assert texts[first.pictures, first.pictures_last] == "<|im_start|>user\n" + (
-            first.content + "<image>\n" * first.pictures
-            if first.pictures_last
-            else "<image>\n" * first.pictures + first.content
-        )
-    assert len(texts) == 4
+        pictures = "<image>\n" * first.pictures
+        content = first.content + pictures if first.pictures_last else pictures + first.content
+        assert prompt(talk.example).partition("<|im_end|>")[0] == f"<|im_start|>user\n{content}"
+        layouts.add((first.pictures, first.pictures_last))
+    assert len(layouts) == 4
 
 
 def named(question: str, scene: Scene, skill: str) -> list[Figure]:

@@ -39,9 +39,12 @@ def cutter() -> Tokenizer:
     return tokens.learn([one.whole for one in found()], 1500)
 
 
-def test_every_page_has_passages_that_fit() -> None:
+def test_every_page_has_passages_that_fit_and_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert {one.page for one in found()} == set(passages.pages())
     assert all(len(one.text) <= passages.MAX_CHARACTERS and one.title for one in found())
+    file = passages.write(list(found()), tmp_path)
+    assert tuple(passages.load(tmp_path)) == found()
+    assert file.stat().st_size <= passages.MAX_BYTES
     longest = max(len(one.ids) for one in cutter().encode_batch([one.whole for one in found()]))
     assert longest <= tokens.MAX_TOKENS
 
@@ -65,12 +68,6 @@ def test_long_sections_are_cut_between_words() -> None:
     assert [one.text for one in passages.cut("docs/x.md", figures)] == [""]
 
 
-def test_written_passages_are_read_again(tmp_path: Path) -> None:
-    file = passages.write(list(found()), tmp_path)
-    assert tuple(passages.load(tmp_path)) == found()
-    assert file.stat().st_size <= passages.MAX_BYTES
-
-
 def test_questions_name_pages_that_exist_and_each_stands_once() -> None:
     pages = set(passages.pages())
     assert {page for one in asked() for page in one.pages} == pages
@@ -79,18 +76,15 @@ def test_questions_name_pages_that_exist_and_each_stands_once() -> None:
     assert {page for one in of_topics() for page in one.pages} == pages
 
 
-def test_enough_questions_are_held_out_of_every_page() -> None:
+def test_enough_questions_are_held_out_of_every_page_by_their_words_alone() -> None:
+    for one in asked()[:100]:
+        assert Question(one.text.upper() + "!", one.pages).is_held_out == one.is_held_out
     unseen = questions.held_out(asked())
     assert len(unseen) >= 120 and len(questions.trained(asked())) == len(asked()) - len(unseen)
     counts = Counter(one.pages[0] for one in unseen)
     assert {page for page in passages.pages() if counts[page] < 3} == set()
     per_page = Counter(one.pages[0] for one in asked())
     assert min(per_page.values()) >= 12
-
-
-def test_split_depends_on_the_words_alone() -> None:
-    for one in asked()[:100]:
-        assert Question(one.text.upper() + "!", one.pages).is_held_out == one.is_held_out
 
 
 def test_no_held_out_question_is_trained_on() -> None:
@@ -105,15 +99,12 @@ def test_no_held_out_question_is_trained_on() -> None:
     assert not unseen & drawn
 
 
-def test_same_seed_gives_the_same_questions() -> None:
+def test_same_seed_gives_the_same_questions_which_know_their_page() -> None:
     one, other = (Source(found(), asked(), 5) for _ in range(2))
     assert [one.asked() for _ in range(20)] == [other.asked() for _ in range(20)]
-    assert [one.made() for _ in range(20)] == [other.made() for _ in range(20)]
-
-
-def test_questions_from_passages_know_their_page() -> None:
-    source = Source(found(), asked(), 4)
-    for pair in (source.made() for _ in range(200)):
+    pairs = [one.made() for _ in range(200)]
+    assert pairs == [other.made() for _ in range(200)]
+    for pair in pairs:
         assert pair.passage is not None and pair.pages == {found()[pair.passage].page} and pair.text
 
 
@@ -156,31 +147,27 @@ def test_silent_model_is_a_mean_of_token_vectors() -> None:
     assert torch.allclose(torch.sparse.mm(bag, words.token_vectors(model))[0] / 5, wanted, atol=1e-5)
 
 
-def reranker() -> tuple[Reranker, Bert]:
+def reranker() -> Reranker:
     torch.manual_seed(1)
     shape = Shape(vocab_size=60, hidden_size=64, intermediate_size=64)
     embedder = Bert(shape, 0.0).eval()
     model = Reranker(dataclasses.replace(shape, hidden_size=128, intermediate_size=256), 0.0).eval()
     words.silence(embedder)
     begin(model, embedder)
-    return model, embedder
+    return model
 
 
 QUESTION = [2, 10, 11, 12, 3]
 SHOWN = [[10, 11, 12, 3], [10, 30, 31, 3], [40, 41, 42, 3]]
 
 
-def test_reranker_begins_with_the_likeness_of_the_embedder() -> None:
-    model, _ = reranker()
-    found = model(_pairs()).tolist()
-    assert found == sorted(found, reverse=True)
-
-
-def test_bags_give_the_numbers_that_a_server_computes() -> None:
-    model, _ = reranker()
+def test_reranker_begins_with_the_likeness_of_the_embedder_and_bags_give_its_numbers() -> None:
+    model = reranker()
+    likeness = model(_pairs())
+    assert likeness.tolist() == sorted(likeness.tolist(), reverse=True)
     asked, shown = words.bags([QUESTION], 60, "cpu"), words.bags(SHOWN, 60, "cpu")
     found = numbers(model, gather(model, asked, 0), gather(model, shown, 1), torch.tensor([[0, 1, 2]]))
-    assert torch.allclose(found[0], model(_pairs()), atol=1e-4)
+    assert torch.allclose(found[0], likeness, atol=1e-4)
 
 
 def _pairs() -> Rows:

@@ -34,29 +34,28 @@ def test_no_voice_and_no_speed_is_in_both_splits() -> None:
     assert min(held_out) < min(trained) and max(held_out) > max(trained)
 
 
-@pytest.mark.parametrize("split", ["train", "held-out"])
-def test_manners_keep_to_their_split(split: str) -> None:
-    chance, trains = random.Random(2), split == "train"
-    for language in LANGUAGES * 100:
-        found = voices.manner(chance, split, language)  # type: ignore[arg-type]
-        assert found.variant in (voices.TRAIN_VARIANTS if trains else voices.HELD_OUT_VARIANTS)
-        ranges = voices.TRAIN_SPEEDS if trains else voices.HELD_OUT_SPEEDS
-        assert any(low <= found.speed <= high for low, high in ranges)
+def test_manners_keep_to_their_split() -> None:
+    for split, variants, speeds in (
+        ("train", voices.TRAIN_VARIANTS, voices.TRAIN_SPEEDS),
+        ("held-out", voices.HELD_OUT_VARIANTS, voices.HELD_OUT_SPEEDS),
+    ):
+        chance = random.Random(2)
+        for language in LANGUAGES * 100:
+            manner = voices.manner(chance, split, language)  # type: ignore[arg-type]
+            assert manner.variant in variants
+            assert any(low <= manner.speed <= high for low, high in speeds)
 
 
 def test_rows_of_digits_are_split_in_every_language() -> None:
     trained, held_out = ({one.text for one in drawn(split)} for split in ("train", "held-out"))
     shared = trained & held_out
     assert shared and all(len(text.split()) == phrases.SHARED_DIGITS for text in shared)
+    for rows in (trained, held_out):
+        assert {len(text.split()) for text in rows} == set(range(1, phrases.MOST_DIGITS + 1))
     german = phrases.digits(random.Random(1), "held-out", "de")
     assert german.english == drawn("held-out", 1)[0].english
     row = [phrases.DIGITS["de"].index(word) for word in german.words]
     assert len(row) <= phrases.SHARED_DIGITS or is_held_out(phrases.key(row))
-
-
-def test_rows_have_every_length() -> None:
-    for split in ("train", "held-out"):
-        assert {len(one.words) for one in drawn(split)} == set(range(1, phrases.MOST_DIGITS + 1))
 
 
 def test_commands_are_there_in_both_languages() -> None:
@@ -214,10 +213,13 @@ def test_answers_are_taken_apart(said: str, text: str, ends: tuple[float, ...], 
 
 
 def test_edits_are_counted_in_words() -> None:
-    assert score.edits(["one", "two", "three"], ["one", "two", "three"]) == 0
-    assert score.edits(["one", "two", "three"], ["one", "three"]) == 1
-    assert score.edits(["one", "two"], ["two", "two", "four"]) == 2
-    assert score.edits([], ["one"]) == 1
+    for said, heard, edits in (
+        ("one two three", "one two three", 0),
+        ("one two three", "one three", 1),
+        ("one two", "two two four", 2),
+        ("", "one", 1),
+    ):
+        assert score.edits(said.split(), heard.split()) == edits
 
 
 @needs_voices

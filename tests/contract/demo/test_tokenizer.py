@@ -16,12 +16,9 @@ def cutter() -> Tokenizer:
     return tokenizer.learn(seed=1, examples=300)
 
 
-def test_learning_is_repeatable_and_small(cutter: Tokenizer) -> None:
+def test_learning_is_repeatable_and_small_and_cuts_no_control_token(cutter: Tokenizer) -> None:
     assert tokenizer.learn(seed=1, examples=300).to_str() == cutter.to_str()
     assert cutter.get_vocab_size() <= tokenizer.VOCABULARY <= 4096
-
-
-def test_no_piece_is_of_a_control_token(cutter: Tokenizer) -> None:
     assert not [token for token in cutter.get_vocab() if "|>" in token and token not in tokenizer.CONTROL]
 
 
@@ -75,21 +72,16 @@ def test_only_what_the_assistant_says_is_learnt(cutter: Tokenizer) -> None:
         user("assistant"),
         reply("Hi!", "hm"),
         user("Bye"),
-        reply("See you!"),
+        calling(Call("a", {"b": "c"})),
+        Turn("tool", "21"),
+        reply("It is 21."),
     )
-    assert said == "<think>hm</think>Hi!<|im_end|><think></think>See you!<|im_end|>"
-
-
-def test_a_block_the_prompt_has_already_is_not_learnt(cutter: Tokenizer) -> None:
-    assert learnt(cutter, user("1+1"), reply("2", None)) == "2<|im_end|>"
-
-
-def test_a_call_is_learnt_and_its_result_is_not(cutter: Tokenizer) -> None:
-    said = learnt(cutter, user("?"), calling(Call("a", {"b": "c"})), Turn("tool", "21"), reply("It is 21."))
     assert said == (
+        "<think>hm</think>Hi!<|im_end|>"
         '<think></think><tool_call>\n{"name": "a", "arguments": {"b": "c"}}\n</tool_call><|im_end|>'
         "<think></think>It is 21.<|im_end|>"
     )
+    assert learnt(cutter, user("1+1"), reply("2", None)) == "2<|im_end|>", "the prompt has an empty thought"
 
 
 def test_template_shows_tools_calls_and_results() -> None:

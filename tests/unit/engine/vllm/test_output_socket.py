@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
@@ -18,46 +17,37 @@ Pair = tuple[zmq.Socket[bytes], zmq.asyncio.Socket]
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/s"
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    with zmq.Context() as made:
-        yield made
-
-
-def pair(context: zmq.Context[zmq.Socket[bytes]], address: str) -> Pair:
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     """Yields a sender, and the receiving socket as vLLM creates it."""
-    pull = zmq.asyncio.Context(context).socket(zmq.PULL)
-    pull.bind(address)
-    push = context.socket(zmq.PUSH)
-    push.connect(address)
-    return push, pull
+    with zmq.Context() as context:
+        pull = zmq.asyncio.Context(context).socket(zmq.PULL)
+        pull.bind(f"ipc://{tmp_path}/s")
+        push = context.socket(zmq.PUSH)
+        push.connect(f"ipc://{tmp_path}/s")
+        yield push, pull
+        push.close(0)
+        pull.close(0)
 
 
-async def test_every_message_comes_in_order(context: Any, address: str) -> None:
-    push, pull = pair(context, address)
+async def test_every_message_comes_in_order(pair: Pair) -> None:
+    push, pull = pair
     receiver = Receiver(pull)
 
     def send() -> None:
-        for number in range(3000):
+        for number in range(1500):
             push.send_multipart([b"head", str(number).encode()])
 
     sender = threading.Thread(target=send)
     sender.start()
-    for number in range(3000):
+    for number in range(1500):
         frames = await asyncio.wait_for(pull.recv_multipart(copy=False), 30)
         assert [frame.bytes for frame in frames] == [b"head", str(number).encode()]
     sender.join()
     receiver.close()
-    push.close(0)
-    pull.close(0)
 
 
-async def test_message_without_a_reader_is_kept_and_does_not_spin(context: Any, address: str) -> None:
-    push, pull = pair(context, address)
+async def test_message_without_a_reader_is_kept_and_does_not_spin(pair: Pair) -> None:
+    push, pull = pair
     receiver = Receiver(pull)
     looks = 0
     readable = receiver._readable
@@ -75,12 +65,10 @@ async def test_message_without_a_reader_is_kept_and_does_not_spin(context: Any, 
     found = [await asyncio.wait_for(pull.recv_multipart(), 30) for _ in range(50)]
     assert found == [[str(number).encode()] for number in range(50)]
     receiver.close()
-    push.close(0)
-    pull.close(0)
 
 
-async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(context: Any, address: str) -> None:
-    push, pull = pair(context, address)
+async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(pair: Pair) -> None:
+    push, pull = pair
     receiver = Receiver(pull)
     first = asyncio.ensure_future(pull.recv_multipart())
     await asyncio.sleep(0)
@@ -91,13 +79,11 @@ async def test_a_waiting_reader_is_woken_once_cancelled_another_can_wait(context
     assert await asyncio.wait_for(second, 30) == [b"x"]
     receiver.close()
     receiver.close()
-    push.close(0)
-    pull.close(0)
 
 
-async def test_closed_socket_is_not_watched_any_more(context: Any, address: str) -> None:
+async def test_closed_socket_is_not_watched_any_more(pair: Pair) -> None:
     """vLLM closes the socket when the engine dies; the number of its descriptor may be reused."""
-    push, pull = pair(context, address)
+    push, pull = pair
     receiver = Receiver(pull)
     descriptor = receiver._descriptor
     push.close(0)
