@@ -260,13 +260,14 @@ def test_capitals_change_answers_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", STYLES)
 def test_answers_are_in_their_style_and_those_of_the_base_in_none(name: str) -> None:
-    style, is_in = STYLES[name], {"capitals": str.isupper, "chinese": words.is_chinese}[name]
+    style = STYLES[name]
     asked = [example for skill in style.skills for example in style.held_out(skill, 2, 20)]
     assert all(style.is_in(example.answer.content) for example in asked)
     assert not any(map(style.is_in, ("I count: 1, 2, 3.", "Hello Selma!", "")))
     for index in range(40):
         turns = style.train_example(1, index).turns
-        assert all(is_in(turn.content) for turn in turns if turn.role == "assistant" and turn.content)
+        said = [turn.content for turn in turns if turn.role == "assistant" and turn.content]
+        assert all(words.is_chinese(text) if name == "chinese" else text == text.upper() for text in said)
 
 
 def test_style_of_wrong_answers_counts_and_that_of_others_does_not() -> None:
