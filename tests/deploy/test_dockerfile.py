@@ -74,14 +74,14 @@ def test_device_chooses_the_base_of_one_image() -> None:
     assert default in [f"DEVICE={device}" for device in DEVICES]
 
 
-@pytest.mark.parametrize("argument", ["DEVICE", "EXTRAS", "VLLM"])
-def test_stages_name_the_arguments_they_use(argument: str) -> None:
+def test_stages_name_the_arguments_they_use() -> None:
     """One that was not named in a stage is empty there, and the build says nothing."""
-    for name, found in stages().items():
-        is_named = False
-        for word, rest in found:
-            is_named = is_named or (word == "ARG" and rest.partition("=")[0] == argument)
-            assert is_named or word == "FROM" or f"${argument}" not in rest, f"{name}: {word} {rest}"
+    for name, lines in stages().items():
+        named: set[str] = set()
+        for word, rest in lines:
+            named |= {rest.partition("=")[0]} if word == "ARG" else set()
+            used = {argument for argument in ("DEVICE", "EXTRAS", "VLLM") if f"${argument}" in rest}
+            assert used <= named or word == "FROM", f"{name}: {word} {rest}"
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -96,8 +96,14 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 
 def test_nothing_else_is_in_the_context() -> None:
-    others = ("tests/conftest.py", ".git/HEAD", "docs/serve.md", "scripts/test.py", ".venv/x", "src/a/b.pyc")
-    for name in others:
+    for name in (
+        "tests/conftest.py",
+        ".git/HEAD",
+        "docs/serve.md",
+        "scripts/test.py",
+        ".venv/x",
+        "src/a/b.pyc",
+    ):
         assert not in_context(ROOT / name)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 import yaml
-from generate import manifests
+from generate import examples, manifests
 
 from deploy import manifests as read
 from dynamo_vllm.config import build, checks, worker_plan
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = sorted(manifests.EXAMPLES)
 K8S = [name for name in EXAMPLES if name.startswith("k8s/")]
+RECIPES = [f"recipes/{folder}/k8s" for folder in examples.EXPORTS]
 COMPOSE = [name for name in EXAMPLES if name.startswith("compose/")]
 ASKED_FOR = {
     *("aggregated", "kv-router", "disaggregated", "data-parallel", "lora", "multimodal", "omni"),
@@ -75,7 +76,7 @@ def test_there_is_one_for_everything_asked_for() -> None:
     assert {name for name in generated if name.split("/")[0] in ("k8s", "compose")} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("example", K8S)
+@pytest.mark.parametrize("example", [*K8S, *RECIPES])
 def test_kubernetes_takes_it(example: str) -> None:
     pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, or make venv-dev")
     for document in found(example):
@@ -94,7 +95,7 @@ def test_a_wrong_field_is_seen() -> None:
         read.validate(graph)
 
 
-@pytest.mark.parametrize("example", K8S)
+@pytest.mark.parametrize("example", [*K8S, *RECIPES])
 def test_every_command_parses(example: str) -> None:
     started = list(read.containers(found(example)))
     assert len(started) >= 2
@@ -134,7 +135,7 @@ def _gpu_ids(service: Document) -> list[str]:
     return [gpu for device in devices for gpu in device["device_ids"]]
 
 
-@pytest.mark.parametrize("example", K8S)
+@pytest.mark.parametrize("example", [*K8S, *RECIPES])
 def test_pods_are_locked_down(example: str) -> None:
     for document in found(example):
         for template in read.templates(document):
@@ -152,7 +153,7 @@ def test_pods_are_locked_down(example: str) -> None:
                 assert mounted <= {volume["name"] for volume in spec["volumes"]} | {"shm"}
 
 
-@pytest.mark.parametrize("example", K8S)
+@pytest.mark.parametrize("example", [*K8S, *RECIPES])
 def test_no_request_is_cut_off_by_the_grace_period(example: str) -> None:
     for document in found(example):
         for template in read.templates(document):

@@ -84,13 +84,9 @@ def test_example_comes_back(example: str) -> None:
 
 
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
-def test_serve_file_comes_back(path: Path) -> None:
-    assert_comes_back(dataclasses.replace(from_file(str(path)), model="org/model"))
-
-
-@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
-def test_flags_are_those_serve_would_start(path: Path) -> None:
+def test_serve_file_comes_back_with_the_flags_that_serve_would_start(path: Path) -> None:
     wanted = dataclasses.replace(from_file(str(path)), model="org/model")
+    assert_comes_back(wanted)
     place = GatewayPlace("/run/gateway", 8000, 9092, 9091) if wanted.gateway is not None else None
     gpus = [str(gpu) for gpu in range(8)]
     plan = plans.make(wanted, {}, Path("/shared/discovery"), gpus, gateway=place)
