@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SCHEMAS = Path(__file__).parent / "schemas"
 Document = dict[str, Any]
+_valid: set[str] = set()
+"""What was compared with the schema already, which takes long."""
 
 
 def documents(texts: Mapping[str, str]) -> list[Document]:
@@ -35,7 +38,10 @@ def validate(document: Document) -> None:
 def against_kubernetes(document: Document) -> None:
     import kubernetes_validate
 
-    kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    text = json.dumps(document, sort_keys=True, default=str)
+    if text not in _valid:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+        _valid.add(text)
 
 
 def pod(template: Document) -> Document:
