@@ -75,18 +75,15 @@ def test_beside_nixl_vllm_finds_the_statistics_of_tiers() -> None:
 
 @by_name
 @by_role
-def test_configuration_is_accepted(connector: Connector, role: str) -> None:
-    config = KVTransferConfig(**connector.engine_config(ConnectorPlace(role=role, device="cuda")))
-    assert config.is_kv_transfer_instance
-    for part in config.kv_connector_extra_config.get("connectors", []):
-        KVTransferConfig(**part)
-
-
-@by_name
-@by_role
-def test_class_is_vllms_or_comes_with_the_package(connector: Connector, role: str) -> None:
+def test_configuration_is_accepted_and_its_class_is_vllms_or_comes_with_the_package(
+    connector: Connector, role: str
+) -> None:
     given = connector.engine_config(ConnectorPlace(role=role, device="cuda"))
-    for config in (given, *given.get("kv_connector_extra_config", {}).get("connectors", [])):
+    assert KVTransferConfig(**given).is_kv_transfer_instance
+    parts = given.get("kv_connector_extra_config", {}).get("connectors", [])
+    for part in parts:
+        KVTransferConfig(**part)
+    for config in (given, *parts):
         module = config.get("kv_connector_module_path")
         if module is None:
             assert config["kv_connector"] in KVConnectorFactory._registry
@@ -121,8 +118,7 @@ def test_prefill_and_decode_compare_their_vllm_before_its_handshake_would(model:
     """NIXL's handshake has another number in every release; workers that tell these terms never try it."""
     given = CONNECTORS["nixl"].engine_config(ConnectorPlace(role="prefill", device="cpu"))
     settings = EngineSettings(model=model, kv_transfer=given)
-    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    here = kv_compatibility.terms(config)
+    here = kv_compatibility.terms(created(settings))
     assert here["vllm"] == vllm.__version__
     (found,) = differences(here, {**here, "vllm": "0.29.0"})
     assert found == f"vllm is {vllm.__version__} here and 0.29.0 there"
@@ -133,19 +129,21 @@ def test_tiers_of_one_side_make_no_difference_to_a_latent_cache(model: str) -> N
     place = ConnectorPlace(role="prefill", device="cpu")
     layouts = set()
     for connector in (CONNECTORS["nixl"], Multi([CONNECTORS["offload"], CONNECTORS["nixl"]])):
-        settings = EngineSettings(model=model, kv_transfer=connector.engine_config(place))
-        config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+        config = created(EngineSettings(model=model, kv_transfer=connector.engine_config(place)))
         latent = SimpleNamespace(model_config=SimpleNamespace(use_mla=True))
         assert kv_compatibility._layout(cast("VllmConfig", latent)) == "default"
         layouts.add(kv_compatibility.terms(config)["kv_layout"])
     assert layouts == {"LBHNC"}
 
 
+def created(settings: EngineSettings) -> Any:
+    return vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+
+
 def layout(model: str, connector: Connector, *words: str) -> str | None:
     """Return the layout that vLLM is asked for on a GPU."""
     given = connector.engine_config(ConnectorPlace(role="agg", device="cuda"))
-    settings = EngineSettings(model=model, kv_transfer=given, argv=words)
-    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
+    config = created(EngineSettings(model=model, kv_transfer=given, argv=words))
     return cast("str | None", get_kv_connector_cache_layout(config))
 
 
@@ -176,14 +174,11 @@ def test_other_kinds_of_layers_stay_apart(other: dict[str, object]) -> None:
         "hf_text_config": SimpleNamespace(layer_types=["full_attention"]),
     }
     cache = SimpleNamespace(cache_dtype="auto")
-    dense = SimpleNamespace(
-        model_config=SimpleNamespace(**plain), cache_config=cache, speculative_config=None
-    )
-    mixed = SimpleNamespace(
-        model_config=SimpleNamespace(**plain | other), cache_config=cache, speculative_config=None
-    )
-    assert tier_connector._has_one_kind_of_layer(cast("Config", dense))
-    assert not tier_connector._has_one_kind_of_layer(cast("Config", mixed))
+    for model, is_dense in ((plain, True), (plain | other, False)):
+        config = SimpleNamespace(
+            model_config=SimpleNamespace(**model), cache_config=cache, speculative_config=None
+        )
+        assert tier_connector._has_one_kind_of_layer(cast("Config", config)) is is_dense
 
 
 def test_settings_of_vllms_own_tiers_reach_it_as_they_are(model: str) -> None:
@@ -208,22 +203,20 @@ def test_kvbm_hears_vllms_events_where_the_user_sends_them(model: str) -> None:
     assert arguments(found).additional_config == wanted
 
 
-def test_the_router_hears_events_where_a_connector_merges_them(model: str, tmp_path: Path) -> None:
+def test_the_router_hears_events_where_a_connector_merges_them_and_where_the_engine_publishes_them(
+    model: str, tmp_path: Path
+) -> None:
     """Uses vLLM's configuration with the addresses in it, as an engine with KVBM has."""
-    given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
-    settings = EngineSettings(model=model, scratch_folder=str(tmp_path), argv=("--additional-config", given))
-    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    assert kv_events.addresses(config, [0]) == ({0: MERGED}, "")
-    plain = EngineSettings(model=model, scratch_folder=str(tmp_path))
-    config = vllm_arguments.create_config(vllm_arguments.resolve(plain).args, plain)
-    assert kv_events.addresses(config, [0]) == ({0: f"ipc://{tmp_path}/kv-events"}, "")
-
-
-def test_no_events_are_heard_when_the_engine_publishes_none(model: str) -> None:
-    given = f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}'
-    settings = EngineSettings(model=model, publishes_kv_events=False, argv=("--additional-config", given))
-    config = vllm_arguments.create_config(vllm_arguments.resolve(settings).args, settings)
-    assert kv_events.addresses(config, [0]) == ({}, "")
+    merged = ("--additional-config", f'{{"consolidator_endpoints": ["ipc:///x", "{MERGED}", "{MERGED}"]}}')
+    for argv, publishes, addresses in (
+        (merged, True, {0: MERGED}),
+        ((), True, {0: f"ipc://{tmp_path}/kv-events"}),
+        (merged, False, {}),
+    ):
+        settings = EngineSettings(
+            model=model, scratch_folder=str(tmp_path), publishes_kv_events=publishes, argv=argv
+        )
+        assert kv_events.addresses(created(settings), [0]) == (addresses, "")
 
 
 def test_environment_has_what_a_connector_needs_and_what_the_user_set(

@@ -21,26 +21,24 @@ from dynamo_vllm.errors import InvalidRequest, RequestError, TooLong
 from dynamo_vllm.job import Embeds, Job, SamplingSpec
 from harness.tensors import BAD, GOOD, HIDDEN, MARK, archive, encode, pickle_of, rows
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 def read(text: str, max_rows: int = 2047, dtype: torch.dtype = torch.float32) -> Embeds:
     return vllm_embeds.read(text, HIDDEN, max_rows, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GOOD)
-def test_tensor_comes_out_as_it_went_in(name: str, dtype: torch.dtype) -> None:
-    sent = GOOD[name]()
-    found = read(encode(sent), dtype=dtype)
-    wanted = (sent.detach()[0] if sent.dim() == 3 else sent.detach()).to(dtype)
-    assert found.rows == len(wanted)
-    assert found.tensor.dtype == dtype
-    assert found.tensor.is_contiguous()
-    assert not found.tensor.requires_grad
-    assert not found.tensor.is_neg()
-    assert found.tensor.untyped_storage().nbytes() == wanted.numel() * wanted.itemsize
-    assert torch.equal(found.tensor, wanted)
+def test_tensor_comes_out_as_it_went_in(name: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        sent = GOOD[name]()
+        found = read(encode(sent), dtype=dtype)
+        wanted = (sent.detach()[0] if sent.dim() == 3 else sent.detach()).to(dtype)
+        assert found.rows == len(wanted)
+        assert found.tensor.dtype == dtype
+        assert found.tensor.is_contiguous()
+        assert not found.tensor.requires_grad
+        assert not found.tensor.is_neg()
+        assert found.tensor.untyped_storage().nbytes() == wanted.numel() * wanted.itemsize
+        assert torch.equal(found.tensor, wanted)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -72,13 +70,15 @@ def test_file_beyond_what_the_model_could_take_is_not_decoded() -> None:
         read("A" * 100_000_000, max_rows=10**9)
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
 def test_damaged_files_are_refused_or_harmless() -> None:
-    """Changes, removes or doubles a byte anywhere: it is refused, or the tensor obeys every rule."""
+    """Changes, removes or doubles bytes anywhere, or changes some of the pickle and corrects the checksum."""
     chance = random.Random(7)
     whole = base64.b64decode(encode(rows(2)))
-    refused = 0
-    for _ in range(4000):
-        data = bytearray(whole)
+    pickled, values = pickle_of(encode(rows(2))), rows(2).numpy().tobytes()
+    refused = [0, 0]
+    for _ in range(2000):
+        data, changed = bytearray(whole), bytearray(pickled)
         for _ in range(chance.randrange(1, 4)):
             at = chance.randrange(len(data))
             match chance.randrange(3):
@@ -88,24 +88,11 @@ def test_damaged_files_are_refused_or_harmless() -> None:
                     del data[at : at + chance.randrange(1, 20)]
                 case _:
                     data[at:at] = data[at : at + chance.randrange(1, 20)]
-        refused += is_refused(base64.b64encode(data).decode())
-    assert refused > 2000
-
-
-@pytest.mark.filterwarnings("ignore:invalid escape sequence")
-def test_damaged_pickles_are_refused_or_harmless() -> None:
-    """Does the same with a correct checksum."""
-    chance = random.Random(8)
-    whole, values = pickle_of(encode(rows(2))), rows(2).numpy().tobytes()
-    refused = 0
-    for _ in range(4000):
-        data = bytearray(whole)
-        for _ in range(chance.randrange(1, 4)):
-            data[chance.randrange(len(data))] = chance.choice(
-                [chance.randrange(256), whole[chance.randrange(len(whole))]]
-            )
-        refused += is_refused(archive(bytes(data), values))
-    assert refused > 2000
+            other = pickled[chance.randrange(len(pickled))]
+            changed[chance.randrange(len(changed))] = chance.choice([chance.randrange(256), other])
+        refused[0] += is_refused(base64.b64encode(data).decode())
+        refused[1] += is_refused(archive(bytes(changed), values))
+    assert min(refused) > 1000
 
 
 def is_refused(text: str) -> bool:

@@ -176,13 +176,6 @@ def test_consumer_loads_what_fits_and_leaves_the_rest_to_the_encoder(tmp_path: P
     assert torch.equal(cache[ROUTED], MADE)
 
 
-def test_consumer_takes_no_file_of_another_size(tmp_path: Path, own: Folder) -> None:
-    own.write(A, MADE, {})
-    connector = make("ec_consumer", tmp_path)
-    connector.ensure_cache_available(request("r", A, rows=ROWS + 1), 0)
-    assert not connector.has_cache_item(A)
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -193,12 +186,14 @@ def test_consumer_takes_no_file_of_another_size(tmp_path: Path, own: Folder) -> 
         {"hf_overrides": {"vision_config": {"depth": 2}}},
     ],
 )
-def test_consumer_takes_nothing_of_another_models_encoder(tmp_path: Path, own: Folder, other: Any) -> None:
+def test_consumer_takes_nothing_of_another_size_or_another_models_encoder(
+    tmp_path: Path, own: Folder, other: Any
+) -> None:
     own.write(A, MADE, {})
-    for same, model in ((True, {}), (False, other)):
+    for fits, rows, model in ((True, ROWS, {}), (False, ROWS + 1, {}), (False, ROWS, other)):
         connector = make("ec_consumer", tmp_path, **model)
-        connector.ensure_cache_available(request("r", A), 0)
-        assert connector.has_cache_item(A) is same
+        connector.ensure_cache_available(request("r", A, rows=rows), 0)
+        assert connector.has_cache_item(A) is fits
 
 
 def test_consumer_forgets_with_the_last_request(tmp_path: Path, own: Folder) -> None:
@@ -233,6 +228,10 @@ def test_producer_writes_at_once_and_again_what_the_folder_lost(
     assert path.exists()
     worker.save_caches(cache | {"canary": MADE}, "canary")
     assert [found.name for found in own.path.iterdir()] == [path.name]
+    path.unlink()
+    own.path.rmdir()
+    worker.save_caches({A: MADE}, A)  # as on a full disk: it does not end the engine
+    assert not path.exists()
 
 
 def test_producer_does_not_encode_what_another_one_has(tmp_path: Path, own: Folder) -> None:
@@ -240,15 +239,6 @@ def test_producer_does_not_encode_what_another_one_has(tmp_path: Path, own: Fold
     assert not producer.has_cache_item(A)
     own.write(A, MADE, {})
     assert producer.has_cache_item(A) and not producer.has_cache_item(B)
-
-
-def test_a_full_disk_does_not_end_the_engine(
-    tmp_path: Path, own: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(encoder_cache_connector, "get_tensor_model_parallel_rank", lambda: 0)
-    worker = make("ec_producer", tmp_path, ECConnectorRole.WORKER)
-    own.path.rmdir()
-    worker.save_caches({A: MADE}, A)
 
 
 # --- what is given by hand -------------------------------------------------------------------------------

@@ -56,12 +56,9 @@ def event(tracker: OffloadingEventsTracker, **about: object) -> Any:
     return made
 
 
-def test_plain_prompt_has_no_keys(tracker: OffloadingEventsTracker) -> None:
+def test_plain_prompt_has_no_keys_and_a_salt_is_in_every_chunk(tracker: OffloadingEventsTracker) -> None:
     made = event(tracker)
     assert (made.extra_keys, made.lora_name, made.token_ids) == (None, None, [4, 5, 6, 7])
-
-
-def test_salt_is_in_every_chunk(tracker: OffloadingEventsTracker) -> None:
     assert event(tracker, cache_salt="mine").extra_keys == [("dynamo-cache-salt:mine",), None]
 
 

@@ -79,6 +79,14 @@ class Answers:
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[answer])], num_cached_tokens=cached)
 
 
+async def proof_of(answers: Any) -> tuple[int, bool]:
+    facts: Any = SimpleNamespace(
+        context_length=100, vocab_size=400, block_size=32, data_parallel_start_rank=0
+    )
+    proof = await tiers.VllmTiers(answers, facts, {"host": 1000}).prove(0)
+    return proof.tier_tokens, proof.is_same
+
+
 @pytest.mark.parametrize(
     ("own", "from_tiers", "is_same"),
     [
@@ -93,18 +101,8 @@ class Answers:
 async def test_another_answer_counts_if_it_stays_another(
     own: list[int], from_tiers: list[int], is_same: bool
 ) -> None:
-    llm: Any = Answers(own, from_tiers)
-    facts: Any = SimpleNamespace(
-        context_length=100, vocab_size=400, block_size=32, data_parallel_start_rank=0
-    )
-    proof = await tiers.VllmTiers(llm, facts, {"host": 1000}).prove(0)
-    assert (proof.tier_tokens, proof.is_same) == (32, is_same)
+    assert await proof_of(Answers(own, from_tiers)) == (32, is_same)
 
 
 async def test_answer_that_was_computed_proves_no_tier() -> None:
-    llm: Any = Answers([1, 1, 1], [2, 1], loads=1)
-    facts: Any = SimpleNamespace(
-        context_length=100, vocab_size=400, block_size=32, data_parallel_start_rank=0
-    )
-    proof = await tiers.VllmTiers(llm, facts, {"host": 1000}).prove(0)
-    assert not proof.is_same
+    assert not (await proof_of(Answers([1, 1, 1], [2, 1], loads=1)))[1]

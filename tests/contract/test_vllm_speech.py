@@ -158,14 +158,11 @@ async def test_abort_ends_the_job_and_no_further_window_begins() -> None:
     assert len(llm.begun) == AT_ONCE and llm.running == 0
 
 
-async def test_abort_by_the_engine_ends_the_job() -> None:
+async def test_abort_by_the_engine_and_a_sink_that_raises_end_the_job() -> None:
     llm = Llm()
     llm.aborting.add("job")
     assert (await streamed(runs(llm), job()))[-1].finish == "abort"
     assert llm.running == 0
-
-
-async def test_sink_that_raises_ends_every_window() -> None:
     llm, wanted = Llm(), job()
     assert wanted.speech is not None
 

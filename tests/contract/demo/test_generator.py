@@ -209,8 +209,12 @@ def test_json_that_breaks_the_schema_is_wrong() -> None:
         "name": {"type": "string"},
         "like": {"type": "string", "enum": ["red"]},
     }
-    schema = {"type": "object", "properties": properties, "required": [*properties]}
-    schema["additionalProperties"] = False
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
     right = {"age": 3, "name": "A", "like": "red"}
     assert fits(json.dumps(right), schema)
     for wrong in ({"age": "3"}, {"age": 300}, {"age": True}, {"like": "pink"}, {"more": 1}):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import struct
-import zlib
 from functools import cache
 
 import numpy as np
 import torch
 from demo.generator.base import Pool, is_held_out
 from demo.image import noise, scenes
-from demo.image.card import png, sheet
 from demo.image.measure import look
-from demo.image.render import SIDE, Scenes, as_bytes, draw
+from demo.image.render import Scenes, as_bytes, draw
 from demo.image.scenes import BACKGROUNDS, CHINESE, COLOURS, FIGURE_COLOURS, PLACES, SHAPES, Prompt, Scene
 from demo.image.score import COLUMNS, agreeing, score_of, table
 from demo.image.text import LENGTH, ids_of, learn_tokens
@@ -125,14 +122,3 @@ def test_noise_begins_with_nothing_of_the_picture_and_ends_with_all_of_it() -> N
         _, velocity = noise.with_noise(latents, chance, share)
         x = noise.step_back(x, velocity, time, 8, shares)
     assert torch.allclose(x, latents, atol=1e-3)
-
-
-def test_png_holds_the_sheet() -> None:
-    whole = sheet(pictures([Scene("red", "star")] * 5, 0.0), columns=4, times=1, gap=2)
-    assert whole.shape == (2 * (SIDE + 2) + 2, 4 * (SIDE + 2) + 2, 3)
-    data = png(whole)
-    width, height = struct.unpack(">II", data[16:24])
-    start = data.index(b"IDAT") + 4
-    (size,) = struct.unpack(">I", data[start - 8 : start - 4])
-    rows = np.frombuffer(zlib.decompress(data[start : start + size]), np.uint8).reshape(height, 1 + 3 * width)
-    assert (rows[:, 1:].reshape(whole.shape) == whole).all()

@@ -151,7 +151,7 @@ def reranker() -> Reranker:
     torch.manual_seed(1)
     shape = Shape(vocab_size=60, hidden_size=64, intermediate_size=64)
     embedder = Bert(shape, 0.0).eval()
-    model = Reranker(dataclasses.replace(shape, hidden_size=128, intermediate_size=256), 0.0).eval()
+    model: Reranker = Reranker(dataclasses.replace(shape, hidden_size=128, intermediate_size=256), 0.0).eval()
     words.silence(embedder)
     begin(model, embedder)
     return model

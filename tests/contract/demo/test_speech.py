@@ -10,7 +10,7 @@ import pytest
 import torch
 from demo.generator.base import is_held_out
 from demo.speech import espeak, hearing, phrases, recordings, score, tokens, voices, windows
-from demo.speech.phrases import COMMANDS, LANGUAGES, Phrase
+from demo.speech.phrases import LANGUAGES, Phrase
 from tokenizers import Tokenizer
 
 needs_voices = pytest.mark.skipif(not espeak.is_here(), reason=espeak.MISSING)
@@ -56,13 +56,6 @@ def test_rows_of_digits_are_split_in_every_language() -> None:
     assert german.english == drawn("held-out", 1)[0].english
     row = [phrases.DIGITS["de"].index(word) for word in german.words]
     assert len(row) <= phrases.SHARED_DIGITS or is_held_out(phrases.key(row))
-
-
-def test_commands_are_there_in_both_languages() -> None:
-    for index, (english, german) in enumerate(COMMANDS):
-        assert phrases.command(index, "en").text == phrases.command(index, "de").english == english
-        assert phrases.command(index, "de").text == german
-    assert len({text for pair in COMMANDS for text in pair}) == 2 * len(COMMANDS)
 
 
 def test_every_word_is_one_token() -> None:

@@ -83,6 +83,9 @@ class Tier:
         assert (self.rows == self.rows[:, :1]).all()
         return [int(value) for value in self.rows[:, 0]]
 
+    def is_paused(self) -> bool:
+        return self.cache.is_paused
+
     def works(self) -> bool:
         self.poll()
         return self.cache._can_store
@@ -327,10 +330,10 @@ def test_a_damaged_or_removed_file_is_a_miss_and_goes(
         assert made.values()[:3] == [255, 255, 3]
         assert made.has(1, 2, 3) == [False, False, True] and len(files(tmp_path)) == 1
         assert made.cache.take_counts().failures == {"damaged": 2}
-        assert not made.cache.is_paused and made.store(1, 2).is_whole
+        assert not made.is_paused() and made.store(1, 2).is_whole
         files(tmp_path)[0].unlink()
         assert made.load(1, 2).loaded == [key(2)]
-        assert made.has(1) == [False] and not made.cache.is_paused
+        assert made.has(1) == [False] and not made.is_paused()
     assert [text for text in caplog.messages if "useless" in text and "checksum" in text] == caplog.messages
 
 
@@ -346,7 +349,7 @@ def test_a_read_error_pauses_the_tier_with_one_line(
         caplog.clear()
         with failing(monkeypatch, "preadv", errno.EIO), failing(monkeypatch, "writev", errno.EIO):
             assert not made.load(1, 2, 3, 4, 5).is_whole
-            assert made.cache.is_paused and made.has(6, 7, 8) == [False] * 3
+            assert made.is_paused() and made.has(6, 7, 8) == [False] * 3
             assert not made.store(9).is_whole and not made.load(6).is_whole
             assert (made.cache.take_counts().failures, len(pauses(caplog))) == ({"error": 1}, 1)
         until("it works again", made.works)
@@ -364,13 +367,13 @@ def test_a_full_disk_stops_stores_and_not_loads(
         caplog.clear()
         with failing(monkeypatch, "writev", errno.ENOSPC) as calls:
             assert not made.store(3, 4).is_whole
-            assert made.cache.is_paused and made.load(1, 2).is_whole
+            assert made.is_paused() and made.load(1, 2).is_whole
             until("some tries", lambda: calls.count("kv-disk-keeper") > 3)
             assert not made.store(5).is_whole and made.has(1, 2, 3) == [True, True, False]
             assert made.cache.take_counts().failures == {"full": 1}
             assert len(files(tmp_path)) == 2 and not list(tmp_path.glob(f"{FOLDER}/*/*/parts/*"))
         until("it works again", made.works)
-        assert not made.cache.is_paused and made.store(3, 4).is_whole and made.has(1, 3) == [True, True]
+        assert not made.is_paused() and made.store(3, 4).is_whole and made.has(1, 3) == [True, True]
     assert len(caplog.messages) == 2
     assert "the disk is full" in caplog.messages[0] and "fewer GB" in caplog.messages[0]
     assert "works again" in caplog.messages[1]
@@ -400,7 +403,7 @@ def test_a_disk_that_is_full_at_the_start_still_gives_what_it_has(
         made.store(1, 2)
     with failing(monkeypatch, "writev", errno.EDQUOT), tier(tmp_path) as made:
         until("it is open", lambda: made.has(1) == [True])
-        assert made.cache.is_paused and made.load(1, 2).is_whole and not made.store(3).is_whole
+        assert made.is_paused() and made.load(1, 2).is_whole and not made.store(3).is_whole
     assert len(pauses(caplog)) == 1
 
 
@@ -412,7 +415,7 @@ def test_a_folder_that_cannot_be_used_does_not_keep_the_engine_from_working(
     place.touch()
     with tier(place) as made:
         until("it has told", lambda: bool(caplog.messages))
-        assert made.has(1) == [False] and not made.store(1).is_whole and made.cache.is_paused
+        assert made.has(1) == [False] and not made.store(1).is_whole and made.is_paused()
         assert made.cache.take_counts().failures == {"error": 1}
         place.unlink()
         until("it works", made.works)
@@ -481,7 +484,7 @@ def test_a_slow_disk_gets_loads_that_it_can_end(
         for _ in range(2):
             made.cache.end_step()  # the long one computes
         fitting = [number for number in range(1, 25) if made.cache.offers(key(number), "next")]
-        assert len(fitting) == 2 and made.load(*fitting).is_whole and not made.cache.is_paused
+        assert len(fitting) == 2 and made.load(*fitting).is_whole and not made.is_paused()
         until(
             "more is loaded at a time",
             lambda: made.load(*range(1, 9)).is_whole and made.cache._waiting.most > 2,
@@ -516,11 +519,11 @@ def test_a_hanging_read_is_given_up_and_never_reaches_the_host_tier(
             clock.now += 31
             done = made.wait_for(job)
             assert not done.is_whole and not done.loaded
-            assert made.cache.is_paused and made.has(1) == [False]
+            assert made.is_paused() and made.has(1) == [False]
             assert made.cache.take_counts().failures == {"slow": 1}
             made.rows[:] = 77  # the host tier has given the rows to somebody else
             until("some tries while the thread hangs", lambda: len(tries) > 6)
-            assert not made.works() and made.cache.is_paused
+            assert not made.works() and made.is_paused()
             reading.released.set()
             until("it works again", made.works)
         assert made.values() == [77] * ROWS
@@ -538,7 +541,7 @@ def test_a_hanging_write_lets_the_host_tier_have_its_rows(
             assert writing.reached.wait(60)
             clock.now += 31
             done = made.wait_for(job)
-            assert not done.is_whole and made.cache.is_paused
+            assert not done.is_whole and made.is_paused()
             made.rows[:] = 77
             writing.released.set()
             until("it works again", made.works)
@@ -606,7 +609,7 @@ def test_a_reset_before_the_folder_is_open_and_while_it_is_paused_counts(
             made.cache.reset()
         until("it works again", made.works)
         assert made.has(1, 2) == [False] * 2 and files(tmp_path) == []
-        assert not made.cache.is_paused
+        assert not made.is_paused()
 
 
 # --- what the router is told ------------------------------------------------------------------------------
