@@ -164,6 +164,10 @@ async def test_only_regular_files(folder: Path) -> None:
     os.mkfifo(folder / WEIGHTS)
     with pytest.raises(AdapterRefused, match=f"{WEIGHTS} is not a regular file"):
         await fetch(str(folder))
+    for file in (WEIGHTS, CONFIG):
+        (folder / file).unlink()
+    with pytest.raises(AdapterRefused, match=f"there is no {CONFIG}"):
+        await fetch(str(folder))
 
 
 async def test_size_limit(folder: Path) -> None:
