@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import signal
 import stat
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ import pytest
 
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.supervise.control import client, messages, server
-from dynamo_vllm.supervise.control.messages import ControlError
+from dynamo_vllm.supervise.control.messages import BUSY, FAILED, REFUSED, UNKNOWN, ControlError
 from dynamo_vllm.supervise.control.words import drained, scaled
 from dynamo_vllm.supervise.planning.process import Group
-from harness.kept import DRAINS, FAILS, FRAIL, LIMITS, SLOW, MoreWorkers, kept, worker
+from harness.kept import DRAINS, FAILS, FRAIL, LIMITS, SLOW, Kept, MoreWorkers, kept, worker
 from harness.waiting import until
 
 
@@ -36,8 +38,17 @@ def is_there(name: str) -> bool:
     return Path(name).exists()
 
 
-def draining(seconds: float = 30.0) -> Any:
-    return worker("worker-1", DRAINS, drain_seconds=seconds)
+def draining() -> Any:
+    return worker("worker-1", DRAINS, drain_seconds=30.0)
+
+
+GIVES_UP = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
+
+
+async def refused(found: Kept, kind: str, message: str, verb: str, **more: Any) -> None:
+    with pytest.raises(ControlError, match=message) as refusal:
+        await found.ask(verb, **more)
+    assert refusal.value.kind == kind
 
 
 # --- processes ------------------------------------------------------------------------------------------
@@ -46,6 +57,7 @@ def draining(seconds: float = 30.0) -> Any:
 async def test_processes_are_listed_with_their_groups(tmp_path: Path) -> None:
     async with kept(tmp_path) as found:
         about = await found.ask("processes")
+        assert stat.S_IMODE(found.control.stat().st_mode) == 0o600, "the socket is the user's own"
         first, second = about["processes"]
         assert (first["name"], first["kind"], first["role"], first["group"]) == (
             "worker-1", "worker", "agg", "worker",
@@ -57,45 +69,45 @@ async def test_processes_are_listed_with_their_groups(tmp_path: Path) -> None:
             {"name": "worker", "model": "m", "role": "agg", "workers": ["worker-1", "worker-2"]},
             {"name": "other", "model": "m", "role": "agg", "workers": []},
         ]
+    assert not found.control.exists()
 
 
-async def test_process_that_waits_for_its_next_start_has_no_pid(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
-    async with kept(tmp_path, limits) as found:
+async def test_process_that_waits_for_its_next_start_has_no_pid_and_is_started_by_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with kept(tmp_path, GIVES_UP) as found:
         os.kill(found.pid("worker-1"), signal.SIGKILL)
         await found.tells("giving up on worker-1")
         about = (await found.processes())["worker-1"]
         assert (about["state"], about["pid"]) == ("waiting", None)
         assert (about["last_exit"]["code"], about["last_exit"]["reason"]) == (-9, "was killed by SIGKILL")
+        assert (await found.ask("restart", name="worker-1"))["process"]["state"] == "ready"
 
 
 # --- restart --------------------------------------------------------------------------------------------
 
 
 async def test_restart_replaces_one_process_and_is_no_failure(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
-    async with kept(tmp_path, limits) as found:
+    told: list[dict[str, Any]] = []
+    async with kept(tmp_path, GIVES_UP) as found:
         one, other = found.pid("worker-1"), found.pid("worker-2")
-        for times in (1, 2, 3):
-            result = await found.ask("restart", name="worker-1")
+        for times in (1, 2):
+            result = await found.ask("restart", told.append, name="worker-1")
             assert result["process"]["restarts"] == times
             assert result["process"]["pid"] == found.pid("worker-1") != one
         assert found.pid("worker-2") == other
         assert "starting it again" not in found.said
         assert "giving up" not in found.said
+    phases = ("draining", "starting", "ready")
+    assert told == [{"process": "worker-1", "phase": phase} for phase in phases] * 2
 
 
-async def test_restart_tells_how_far_it_is(tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
-    async with kept(tmp_path) as found:
-        await found.ask("restart", told.append, name="worker-1")
-    assert told == [{"process": "worker-1", "phase": phase} for phase in ("draining", "starting", "ready")]
-
-
-async def test_restart_waits_for_running_requests(tmp_path: Path) -> None:
+async def test_restart_waits_for_running_requests_and_no_other_order_for_it_is_taken(tmp_path: Path) -> None:
     async with kept(tmp_path, first=draining()) as found:
         order = asyncio.create_task(found.ask("restart", name="worker-1"))
         await found.tells("worker-1: draining")
+        await refused(found, BUSY, "worker-1 is being restarted; wait", "restart", name="worker-1")
+        await found.ask("restart", name="worker-2")  # another one may be
         assert not order.done()
         put("finished")
         result = await order
@@ -103,18 +115,47 @@ async def test_restart_waits_for_running_requests(tmp_path: Path) -> None:
         assert not is_there("cut-short")
 
 
-async def test_restart_with_less_time_cuts_requests_short(tmp_path: Path) -> None:
+async def test_restart_and_drain_with_less_time_cut_requests_short(tmp_path: Path) -> None:
     async with kept(tmp_path, first=draining()) as found:
-        result = await found.ask("restart", name="worker-1", drain_seconds=0)
-        assert result["process"]["last_exit"]["code"] == 143
-        put("finished")
+        await found.prints("ready: ")
+        for verb in ("restart", "drain"):
+            result = await found.ask(verb, name="worker-1", drain_seconds=0)
+            assert result["process"]["last_exit"]["code"] == 143
 
 
-async def test_restart_with_more_time_than_the_process_takes_is_refused(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        with pytest.raises(ControlError, match="worker-1 ends 0 s after .*--drain-seconds 5") as refusal:
-            await found.ask("restart", name="worker-1", drain_seconds=5)
-        assert refusal.value.kind == messages.REFUSED
+async def test_orders_that_cannot_be_carried_out_are_refused_with_a_kind_and_the_fix(tmp_path: Path) -> None:
+    pool = MoreWorkers()
+    pool.groups["nodes"] = Group("nodes", "m", "agg", is_headless=True)
+    beside = [worker("frontend", role=None, group=""), worker("worker-3", group="nodes")]
+    async with kept(tmp_path, beside=beside, pool=pool) as found:
+        await found.prints("ready: ")
+        before = await found.processes()
+        for verb, name, seconds, kind, message in [
+            ("restart", "worker-1", 5, REFUSED, "worker-1 ends 0 s after .*--drain-seconds 5"),
+            ("drain", "worker-1", 5, REFUSED, "worker-1 ends 0 s after .*--drain-seconds 5"),
+            ("restart", "worker-9", None, UNKNOWN, "'worker-9' is no process .* worker-1, worker-2"),
+            ("drain", "worker-9", None, UNKNOWN, "'worker-9' is no process of this serve"),
+            ("drain", "frontend", None, REFUSED, "frontend is no worker.* choose one of worker-1, .*, or"),
+            ("drain", "worker-3", None, REFUSED, "worker-3 runs engines for a worker on another node"),
+        ]:
+            await refused(found, kind, message, verb, name=name, drain_seconds=seconds)
+        for group, workers, kind, message in [
+            ("w", 2, UNKNOWN, "'w' is no group .* choose one of worker, other"),
+            ("worker", 5, REFUSED, "there are not enough GPUs"),
+        ]:
+            await refused(found, kind, message, "scale", group=group, workers=workers)
+        same = await found.ask("scale", group="worker", workers=2)
+        assert (same["started"], same["stopped"]) == ([], []), "the number that is there"
+        assert await found.processes() == before
+
+
+async def test_workers_are_neither_drained_nor_scaled_while_serve_starts(tmp_path: Path) -> None:
+    async with kept(tmp_path, beside=[worker("worker-3", SLOW)]) as found:
+        starting = "serve is still starting"
+        await refused(found, BUSY, starting, "drain", name="worker-1")
+        await refused(found, BUSY, starting, "scale", group="worker", workers=4)
+        put("go")
+        await found.prints("ready: ")
 
 
 async def test_process_that_is_starting_is_started_again(tmp_path: Path) -> None:
@@ -127,47 +168,26 @@ async def test_process_that_is_starting_is_started_again(tmp_path: Path) -> None
         await found.prints("ready: ")
 
 
-async def test_process_that_waits_is_started_at_once(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
-    async with kept(tmp_path, limits) as found:
-        os.kill(found.pid("worker-1"), signal.SIGKILL)
-        await found.tells("giving up on worker-1")
-        assert (await found.ask("restart", name="worker-1"))["process"]["state"] == "ready"
-
-
-async def test_process_that_does_not_come_back_is_told_and_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_drained", [False, True])
+async def test_process_that_does_not_come_back_is_told_and_tried_again(
+    tmp_path: Path, was_drained: bool
+) -> None:
     limits = dataclasses.replace(LIMITS, restarts=1000)
     async with kept(tmp_path, limits, first=worker("worker-1", FRAIL)) as found:
+        await found.prints("ready: ")
+        if was_drained:
+            await found.ask("drain", name="worker-1")
         put("broken")
-        with pytest.raises(ControlError, match="worker-1 exited with code 1: it is broken") as failure:
-            await found.ask("restart", name="worker-1")
-        assert failure.value.kind == messages.FAILED
+        await refused(found, FAILED, "exited with code 1: it is broken", "restart", name="worker-1")
         os.unlink("broken")
         await found.ready("worker-1", times=2)
 
 
-async def test_unknown_process_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        with pytest.raises(ControlError, match="'worker-9' is no process .* worker-1, worker-2") as refusal:
-            await found.ask("restart", name="worker-9")
-        assert refusal.value.kind == messages.UNKNOWN
-
-
-async def test_second_order_for_a_process_is_refused_meanwhile(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["restart", "drain"])
+async def test_end_of_serve_during_an_order_cuts_no_request_short(tmp_path: Path, verb: str) -> None:
     async with kept(tmp_path, first=draining()) as found:
-        order = asyncio.create_task(found.ask("restart", name="worker-1"))
-        await found.tells("worker-1: draining")
-        with pytest.raises(ControlError, match="worker-1 is being restarted; wait") as refusal:
-            await found.ask("restart", name="worker-1")
-        assert refusal.value.kind == messages.BUSY
-        await found.ask("restart", name="worker-2")  # another one may be
-        put("finished")
-        await order
-
-
-async def test_end_of_serve_during_a_restart_cuts_no_request_short(tmp_path: Path) -> None:
-    async with kept(tmp_path, first=draining()) as found:
-        order = asyncio.create_task(found.ask("restart", name="worker-1"))
+        await found.prints("ready: ")
+        order = asyncio.create_task(found.ask(verb, name="worker-1"))
         await found.tells("worker-1: draining")
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(ControlError, match="serve is stopping"):
@@ -218,15 +238,6 @@ async def test_drained_worker_stays_stopped_until_it_is_restarted(tmp_path: Path
         assert "starting it again" not in found.said
 
 
-async def test_drain_with_less_time_cuts_requests_short(tmp_path: Path) -> None:
-    async with kept(tmp_path, first=draining()) as found:
-        await found.prints("ready: ")
-        result = await found.ask("drain", name="worker-1", drain_seconds=0)
-        assert result["process"]["last_exit"]["code"] == 143
-        with pytest.raises(ControlError, match="worker-1 ends 30 s after .*--drain-seconds 31"):
-            await found.ask("drain", name="worker-1", drain_seconds=31)
-
-
 async def test_last_worker_is_drained_and_that_is_told(tmp_path: Path) -> None:
     async with kept(tmp_path) as found:
         await found.prints("ready: ")
@@ -237,29 +248,20 @@ async def test_last_worker_is_drained_and_that_is_told(tmp_path: Path) -> None:
         )
         await found.ask("restart", name="worker-1")
         assert (await found.ask("drain", name="worker-2"))["was_last"] is False
+        await found.ask("drain", name="worker-1")
+    assert found.said.splitlines()[-1].endswith("stopped"), "the end is as always"
 
 
-async def test_workers_drained_at_once_are_told_who_was_last(tmp_path: Path) -> None:
-    async with kept(tmp_path, first=draining()) as found:
-        await found.prints("ready: ")
-        order = asyncio.create_task(found.ask("drain", name="worker-1"))
-        await found.tells("worker-1: draining")
-        assert (await found.ask("drain", name="worker-2"))["was_last"] is True
-        put("finished")
-        assert (await order)["was_last"] is True
-
-
-async def test_worker_that_is_drained_takes_no_other_order(tmp_path: Path) -> None:
+async def test_worker_that_is_drained_takes_no_other_order_and_may_be_the_last_then(tmp_path: Path) -> None:
     async with kept(tmp_path, first=draining()) as found:
         await found.prints("ready: ")
         order = asyncio.create_task(found.ask("drain", name="worker-1"))
         await found.tells("worker-1: draining")
         for verb in ("drain", "restart"):
-            with pytest.raises(ControlError, match="worker-1 is being drained; wait") as refusal:
-                await found.ask(verb, name="worker-1")
-            assert refusal.value.kind == messages.BUSY
+            await refused(found, BUSY, "worker-1 is being drained; wait", verb, name="worker-1")
+        assert (await found.ask("drain", name="worker-2"))["was_last"] is True
         put("finished")
-        await order
+        assert (await order)["was_last"] is True
 
 
 async def test_worker_that_dies_while_it_is_drained_stays_stopped(tmp_path: Path) -> None:
@@ -272,8 +274,7 @@ async def test_worker_that_dies_while_it_is_drained_stays_stopped(tmp_path: Path
 
 
 async def test_worker_that_keeps_failing_can_be_stopped_by_a_drain(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
-    async with kept(tmp_path, limits) as found:
+    async with kept(tmp_path, GIVES_UP) as found:
         await found.prints("ready: ")
         os.kill(found.pid("worker-1"), signal.SIGKILL)
         await found.tells("giving up on worker-1")
@@ -283,77 +284,12 @@ async def test_worker_that_keeps_failing_can_be_stopped_by_a_drain(tmp_path: Pat
 
 
 async def test_last_running_worker_that_keeps_failing_ends_serve(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
-    async with kept(tmp_path, limits, code=1) as found:
+    async with kept(tmp_path, GIVES_UP, code=1) as found:
         await found.prints("ready: ")
         await found.ask("drain", name="worker-1")
         os.kill(found.pid("worker-2"), signal.SIGKILL)
         await found.ended()
     assert "giving up after 0 restarts in a row" in found.said
-
-
-async def test_drained_worker_that_does_not_come_back_is_told_and_tried_again(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=1000)
-    async with kept(tmp_path, limits, first=worker("worker-1", FRAIL)) as found:
-        await found.prints("ready: ")
-        await found.ask("drain", name="worker-1")
-        put("broken")
-        with pytest.raises(ControlError, match="worker-1 exited with code 1: it is broken"):
-            await found.ask("restart", name="worker-1")
-        os.unlink("broken")
-        await found.ready("worker-1", times=2)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
-    [
-        ("frontend", messages.REFUSED, "frontend is no worker.* choose one of worker-1, .*, or use"),
-        ("worker-9", messages.UNKNOWN, "'worker-9' is no process of this serve"),
-        ("worker-3", messages.REFUSED, "worker-3 runs engines for a worker on another node; drain that"),
-    ],
-)
-async def test_what_is_no_worker_with_requests_is_not_drained(
-    tmp_path: Path, name: str, kind: str, message: str
-) -> None:
-    pool = MoreWorkers()
-    pool.groups["nodes"] = Group("nodes", "m", "agg", is_headless=True)
-    beside = [worker("frontend", role=None, group=""), worker("worker-3", group="nodes")]
-    async with kept(tmp_path, beside=beside, pool=pool) as found:
-        await found.prints("ready: ")
-        before = await found.processes()
-        with pytest.raises(ControlError, match=message) as refusal:
-            await found.ask("drain", name=name)
-        assert refusal.value.kind == kind
-        assert (await found.processes()).keys() == before.keys()
-
-
-async def test_worker_is_not_drained_while_serve_starts(tmp_path: Path) -> None:
-    async with kept(tmp_path, beside=[worker("worker-3", SLOW)]) as found:
-        with pytest.raises(ControlError, match="serve is still starting"):
-            await found.ask("drain", name="worker-1")
-        put("go")
-        await found.prints("ready: ")
-
-
-async def test_end_of_serve_with_drained_workers_is_as_always(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        await found.prints("ready: ")
-        for name in ("worker-1", "worker-2"):
-            await found.ask("drain", name=name)
-    assert found.said.splitlines()[-1].endswith("stopped")
-
-
-async def test_end_of_serve_during_a_drain_cuts_no_request_short(tmp_path: Path) -> None:
-    async with kept(tmp_path, first=draining()) as found:
-        await found.prints("ready: ")
-        order = asyncio.create_task(found.ask("drain", name="worker-1"))
-        await found.tells("worker-1: draining")
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(ControlError, match="serve is stopping"):
-            await order
-        put("finished")
-        await found.ended()
-    assert not is_there("cut-short")
 
 
 async def test_group_with_a_drained_worker_is_scaled(tmp_path: Path) -> None:
@@ -369,16 +305,6 @@ async def test_group_with_a_drained_worker_is_scaled(tmp_path: Path) -> None:
         shrunk = await found.ask("scale", group="worker", workers=2)  # and leaves first
         assert (shrunk["stopped"], shrunk["drained"]) == (["worker-1"], [])
         assert pool.released == ["worker-1"]
-
-
-async def test_drained_workers_do_not_count_as_those_that_a_model_keeps(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        await found.prints("ready: ")
-        await found.ask("scale", group="other", workers=1)
-        (name,) = (await found.ask("processes"))["groups"][1]["workers"]
-        await found.ask("drain", name=name)
-        with pytest.raises(ControlError, match="worker has the only agg workers of m"):
-            await found.ask("scale", group="worker", workers=0)
 
 
 # --- scale ----------------------------------------------------------------------------------------------
@@ -404,56 +330,27 @@ async def test_group_grows_and_shrinks_newest_first(tmp_path: Path) -> None:
         assert again["started"] == ["worker-2"]
 
 
-async def test_number_that_is_there_changes_nothing(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        await found.prints("ready: ")
-        result = await found.ask("scale", group="worker", workers=2)
-        assert (result["started"], result["stopped"]) == ([], [])
-
-
-async def test_workers_for_which_there_is_no_room_are_refused(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        await found.prints("ready: ")
-        with pytest.raises(ControlError, match="there are not enough GPUs") as refusal:
-            await found.ask("scale", group="worker", workers=5)
-        assert refusal.value.kind == messages.REFUSED
-        assert list(await found.processes()) == ["worker-1", "worker-2"]
-
-
 async def test_worker_that_cannot_start_is_dropped(tmp_path: Path) -> None:
     pool = MoreWorkers(FAILS)
     async with kept(tmp_path, pool=pool) as found:
         await found.prints("ready: ")
         with pytest.raises(ControlError, match="no such thing(.|\n)*worker has 2 workers now") as failure:
             await found.ask("scale", group="worker", workers=3)
-        assert failure.value.kind == messages.FAILED
+        assert failure.value.kind == FAILED
         assert (list(await found.processes()), pool.released) == (["worker-1", "worker-2"], ["worker-3"])
 
 
-async def test_last_workers_of_a_model_stay(tmp_path: Path) -> None:
+async def test_last_workers_of_a_model_stay_and_drained_ones_do_not_count(tmp_path: Path) -> None:
     async with kept(tmp_path) as found:
         await found.prints("ready: ")
-        with pytest.raises(ControlError, match="worker has the only agg workers of m; keep at least 1"):
-            await found.ask("scale", group="worker", workers=0)
+        only = "has the only agg workers of m; keep at least 1"
         await found.ask("scale", group="other", workers=1)
+        (name,) = (await found.ask("processes"))["groups"][1]["workers"]
+        await found.ask("drain", name=name)
+        await refused(found, REFUSED, f"worker {only}", "scale", group="worker", workers=0)
+        await found.ask("restart", name=name)
         assert (await found.ask("scale", group="worker", workers=0))["workers"] == []
-        with pytest.raises(ControlError, match="other has the only agg workers of m"):
-            await found.ask("scale", group="other", workers=0)
-
-
-async def test_unknown_group_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        with pytest.raises(ControlError, match="'w' is no group .* choose one of worker, other"):
-            await found.ask("scale", group="w", workers=2)
-
-
-async def test_group_is_not_scaled_while_serve_starts(tmp_path: Path) -> None:
-    async with kept(tmp_path, beside=[worker("worker-3", SLOW)]) as found:
-        with pytest.raises(ControlError, match="serve is still starting") as refusal:
-            await found.ask("scale", group="worker", workers=4)
-        assert refusal.value.kind == messages.BUSY
-        put("go")
-        await found.prints("ready: ")
+        await refused(found, REFUSED, f"other {only}", "scale", group="other", workers=0)
 
 
 async def test_group_is_scaled_by_one_at_a_time(tmp_path: Path) -> None:
@@ -498,13 +395,6 @@ async def test_end_of_serve_while_a_group_grows_leaves_nothing(tmp_path: Path) -
 # --- the socket -----------------------------------------------------------------------------------------
 
 
-async def test_socket_is_the_users_own(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        await found.ask("processes")
-        assert stat.S_IMODE(found.control.stat().st_mode) == 0o600
-    assert not found.control.exists()
-
-
 async def test_client_that_has_gone_does_not_stop_what_it_asked_for(tmp_path: Path) -> None:
     async with kept(tmp_path, first=draining()) as found:
         _, writer = await asyncio.open_unix_connection(found.control)
@@ -516,42 +406,45 @@ async def test_client_that_has_gone_does_not_stop_what_it_asked_for(tmp_path: Pa
         assert (await found.processes())["worker-1"]["restarts"] == 1
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\n",
-        b"{\n",
-        b"[]\n",
-        b'"restart"\n',
-        b"\xff\xfe\n",
-        b'{"verb": "destroy"}\n',
-        b'{"name": "worker-1"}\n',
-        b'{"verb": "restart"}\n',
-        b'{"verb": "restart", "name": 7}\n',
-        b'{"verb": "restart", "name": "worker-1", "drain_seconds": -1}\n',
-        b'{"verb": "restart", "name": "worker-1", "force": true}\n',
-        b'{"verb": "scale", "group": "worker", "workers": -1}\n',
-        b'{"verb": "scale", "group": "worker", "workers": 1000}\n',
-        b'{"verb": "scale", "group": "worker", "workers": "2"}\n',
-        b'{"verb": "processes"}',
-        b"x" * (messages.MAX_LINE_BYTES + 1) + b"\n",
-    ],
-)
-async def test_line_that_is_no_request_is_refused(line: bytes, tmp_path: Path) -> None:
+@contextlib.asynccontextmanager
+async def listening(control: Path, answer: server.Perform) -> AsyncIterator[None]:
+    task = asyncio.create_task(server.listen(control, answer))
+    await asyncio.to_thread(until, "the socket", control.exists)
+    yield
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_line_that_is_no_request_is_refused(tmp_path: Path) -> None:
     async def never(*_: object) -> dict[str, Any]:
         raise AssertionError("nothing is done")
 
-    listening = asyncio.create_task(server.listen(tmp_path / "control", never))
-    await asyncio.to_thread(until, "the socket", (tmp_path / "control").exists)
-    reader, writer = await asyncio.open_unix_connection(tmp_path / "control")
-    writer.write(line)
-    writer.write_eof()
-    told = json.loads(await reader.readline())
-    assert told["error"]["kind"] == messages.BAD_REQUEST
-    assert await reader.read() == b""
-    writer.close()
-    listening.cancel()
-    await asyncio.wait([listening])
+    async with listening(tmp_path / "control", never):
+        for line in (
+            b"\n",
+            b"{\n",
+            b"[]\n",
+            b'"restart"\n',
+            b"\xff\xfe\n",
+            b'{"verb": "destroy"}\n',
+            b'{"name": "worker-1"}\n',
+            b'{"verb": "restart"}\n',
+            b'{"verb": "restart", "name": 7}\n',
+            b'{"verb": "restart", "name": "worker-1", "drain_seconds": -1}\n',
+            b'{"verb": "restart", "name": "worker-1", "force": true}\n',
+            b'{"verb": "scale", "group": "worker", "workers": -1}\n',
+            b'{"verb": "scale", "group": "worker", "workers": 1000}\n',
+            b'{"verb": "scale", "group": "worker", "workers": "2"}\n',
+            b'{"verb": "processes"}',
+            b"x" * (messages.MAX_LINE_BYTES + 1) + b"\n",
+        ):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "control")
+            writer.write(line)
+            writer.write_eof()
+            told = json.loads(await reader.readline())
+            assert told["error"]["kind"] == messages.BAD_REQUEST, line[:80]
+            assert await reader.read() == b""
+            writer.close()
 
 
 async def test_mistake_of_ours_is_told_and_the_next_request_answered(tmp_path: Path) -> None:
@@ -562,14 +455,10 @@ async def test_mistake_of_ours_is_told_and_the_next_request_answered(tmp_path: P
         return {"fine": True}
 
     answers: list[int] = []
-    control = tmp_path / "control"
-    listening = asyncio.create_task(server.listen(control, fail_once))
-    await asyncio.to_thread(until, "the socket", control.exists)
-    with pytest.raises(ControlError, match="RuntimeError: nobody thought of this"):
-        await client.ask(control, {"verb": "processes"})
-    assert await client.ask(control, {"verb": "processes"}) == {"fine": True}
-    listening.cancel()
-    await asyncio.wait([listening])
+    async with listening(tmp_path / "control", fail_once):
+        with pytest.raises(ControlError, match="RuntimeError: nobody thought of this"):
+            await client.ask(tmp_path / "control", {"verb": "processes"})
+        assert await client.ask(tmp_path / "control", {"verb": "processes"}) == {"fine": True}
 
 
 async def test_serve_runs_without_a_socket_that_cannot_be(tmp_path: Path) -> None:
