@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,27 @@ FAKE = {"engine": "fake"}
 DISCOVERY = Path("/run/x/discovery")
 
 
-def made(*words: str, env: dict[str, str] | None = None) -> Plan:
+def made(words: str, env: dict[str, str] | None = None) -> Plan:
     environment = env or {}
-    _, wanted = serve.understand(words, environment)
+    _, wanted = serve.understand(words.split(), environment)
     return plan.make(wanted, environment, DISCOVERY)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], str]:
+    """A `serve` file with this content, as words of a command."""
+
+    def write(content: str) -> str:
+        (tmp_path / "serve.yaml").write_text(content)
+        return f"--config {tmp_path / 'serve.yaml'}"
+
+    return write
+
+
+def refusal(words: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        made(words)
+    return str(refused.value)
 
 
 def words_of(found: Plan, name: str) -> list[str]:
@@ -35,42 +53,33 @@ def words_of(found: Plan, name: str) -> list[str]:
     return list(process.argv[len(COMMAND) :])
 
 
+@pytest.fixture(autouse=True)
+def nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
+
+
 # --- the plan -------------------------------------------------------------------------------------------
 
 
-def test_model_and_flags_reach_the_processes_they_concern() -> None:
-    found = made(
-        "m", "--port", "80", "--router", "random", "--max-model-len", "99", "--component", "c", "-tp", "2"
-    )
+def test_flags_reach_the_processes_they_concern() -> None:
+    found = made("m --port 80 --router random --max-model-len 99 --component c -tp 2")
     assert words_of(found, "frontend") == ["frontend", "--port=80", "--router=random"]
     assert words_of(found, "worker-1") == [
-        "worker", "--model=m", "--component=c", "--max-model-len", "99", "-tp", "2",
-    ]  # fmt: skip
-    assert found.url == "http://127.0.0.1:80"
-
-
-def test_flags_of_both_kinds_reach_both() -> None:
-    found = made("m", "--namespace", "n", "--drain-seconds", "7", "--no-kv-events")
-    assert words_of(found, "frontend") == [
-        "frontend",
-        "--namespace=n",
-        "--no-use-kv-events",
-        "--drain-seconds=7.0",
+        "worker",
+        "--model=m",
+        "--component=c",
+        "--max-model-len",
+        "99",
+        "-tp",
+        "2",
     ]
-    assert words_of(found, "worker-1") == [
-        "worker", "--namespace=n", "--model=m", "--no-kv-events", "--drain-seconds=7.0",
-    ]  # fmt: skip
-    assert [process.drain_seconds for process in found.processes] == [7.0, 7.0]
-
-
-def test_secret_is_in_no_command_line(tmp_path: Path) -> None:
-    """Every user of the machine sees command lines."""
-    file = tmp_path / "serve.yaml"
-    file.write_text("model: m\nworkers:\n  - {engine: fake, admin-token: geheim}\n")
-    for found in (made("m", "--engine", "fake", "--admin-token", "geheim"), made("--config", str(file))):
-        (worker,) = found.workers
-        assert "geheim" not in " ".join(worker.argv)
-        assert worker.env["DYN_VLLM_ADMIN_TOKEN"] == "geheim"
+    assert found.url == "http://127.0.0.1:80"
+    both = made("m --namespace n --drain-seconds 7 --no-kv-events")
+    frontend = "frontend --namespace=n --no-use-kv-events --drain-seconds=7.0"
+    assert words_of(both, "frontend") == frontend.split()
+    worker = "worker --namespace=n --model=m --no-kv-events --drain-seconds=7.0"
+    assert words_of(both, "worker-1") == worker.split()
+    assert [process.drain_seconds for process in both.processes] == [7.0, 7.0]
 
 
 def test_environment_is_one_machine_without_services() -> None:
@@ -101,238 +110,229 @@ def test_worker_gets_two_ports_of_its_own_at_each_start() -> None:
     assert worker.health_url(1234) == "http://127.0.0.1:1234/live", "where one that sleeps is well"
 
 
-@pytest.mark.parametrize("env", [{}, {"DYN_SYSTEM_PORT": "9000"}])
-def test_first_system_port_counts_up_over_workers(env: dict[str, str]) -> None:
-    words = () if env else ("--system-port", "9000")
-    found = made("m", "--workers", "2", *words, env=env)
-    assert [worker.port for worker in found.workers] == [9000, 9001]
-    assert "--system-port=9000" not in words_of(found, "frontend")
-
-
-def test_first_card_port_counts_up_over_workers() -> None:
-    found = made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9100")
+def test_named_ports_count_up_over_workers_and_leave_room_for_the_ranks() -> None:
+    by_variable = made("m --workers 2", env={"DYN_SYSTEM_PORT": "9000"})
+    found = made("m --workers 2 --system-port 9000 --card-port 9100")
+    for each in (by_variable, found):
+        assert [worker.port for worker in each.workers] == [9000, 9001]
+        assert "--system-port=9000" not in words_of(each, "frontend")
     assert [worker.card_port for worker in found.workers] == [9100, 9101]
     assert found.named_ports == {8000, 9000, 9001, 9100, 9101}
-    with pytest.raises(ConfigError, match="9001 for worker-2 is taken by --card-port of worker-1"):
-        made("m", "--workers", "2", "--system-port", "9000", "--card-port", "9001")
+    ranks = made("m --workers 2 --kv-event-port 20000 --data-parallel-size 2").workers
+    assert [worker.argv[-1] for worker in ranks] == ["--kv-event-port=20000", "--kv-event-port=20002"]
+    all_roles = made(f"{PAIR} --side-channel-port 5600 -dp 2 -tp 4").workers
+    assert [worker.argv[-1].rpartition("=")[2] for worker in all_roles] == ["5600", "5602", "5604"]
 
 
-def test_kv_event_ports_leave_room_for_the_ranks() -> None:
-    found = made("m", "--workers", "2", "--kv-event-port", "20000", "--data-parallel-size", "2")
-    assert [worker.argv[-1] for worker in found.workers] == ["--kv-event-port=20000", "--kv-event-port=20002"]
-
-
-@pytest.mark.parametrize("words", [("--omni", "m"), ("m", "--omni"), ("--omni", "--model", "m")])
-def test_the_model_may_follow_the_switch_for_pipelines(words: tuple[str, ...]) -> None:
-    options, wanted = serve.understand(words, {})
+@pytest.mark.parametrize("words", ["--omni m", "m --omni", "--omni --model m"])
+def test_the_model_may_follow_the_switch_for_pipelines(words: str) -> None:
+    options, wanted = serve.understand(words.split(), {})
     assert options.model == "m"
     assert wanted.workers[0].options["omni"] is True
+
+
+PAIR = "m --prefill 1 --decode 2"
+TIERS = "m --engine fake --kv-offload-gb 1"
+ENCODE = "m --engine fake --encode 1"
+PORTS = f"{PAIR} --side-channel-port 5600"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("m", "--model", "n"), "given twice"),
-        (("--omni", "m", "--model", "n"), "given twice, m and"),
-        (("--port", "80", "m"), "'m' is not a flag"),
-        (("m", "--workers", "0"), "--workers 0 must be 1 or more"),
-        (("m", "--restarts", "-1"), "--restarts -1 must be 0 or more"),
-        (("m", "--start-seconds", "0"), "must be above 0"),
-        (("m", "--connector", "quux"), "--connector 'quux' is unknown"),
-        (("m", "--engine", "fake", "--enforce-eager"), "is a flag of vLLM"),
-        (("m", "--router", "best"), "--router='best' is unknown"),
-        (("m", "--config", "/no/such.yaml"), "cannot be read"),
+        ("m --model n", "given twice"),
+        ("--omni m --model n", "given twice, m and"),
+        ("--port 80 m", "'m' is not a flag"),
+        ("m --workers 0", "--workers 0 must be 1 or more"),
+        ("m --connector quux", "--connector 'quux' is unknown"),
+        ("m --engine fake --enforce-eager", "is a flag of vLLM"),
+        ("m --router best", "--router='best' is unknown"),
+        ("m --config /no/such.yaml", "cannot be read"),
+        (f"{TIERS} --kv-offload-gb 0", "--kv-offload-gb 0 is not a size"),
+        ("m --engine fake --kv-offload-disk /kv", "--kv-offload-disk /kv is not PATH:GB"),
+        (f"{TIERS} --connector none", "no worker keeps KV caches"),
+        (f"{TIERS} --disaggregation-mode pooling", "no worker keeps KV caches"),
+        (f"{PAIR} --component c", "workers of m would both be at dynamo.c.generate; leave --component"),
+        (f"{PAIR} --endpoint dyn://dynamo.b.c", "would both be at dynamo.b.c"),
+        (f"{PAIR} --connector none", "add --connector nixl"),
+        (f"{PAIR} --is-prefill-worker", "the role of each worker; leave --is-prefill-worker out"),
+        (f"{PAIR} --enable-multimodal --multimodal-decode-worker", "leave --multimodal-decode-worker out"),
+        (f"{PAIR} --use-vllm-tokenizer", "--use-vllm-tokenizer cannot be combined with"),
+        ("m --encode 0", "--encode 0 must be 1 or more"),
+        (f"{ENCODE} --disaggregation-mode agg", "--encode 1 already sets the role of each worker"),
+        (f"{ENCODE} --multimodal-encode-worker", "leave --multimodal-encode-worker out"),
+        (f"{ENCODE} --component c", "would both be at dynamo.c.generate"),
+        (f"{PORTS} --port 5601", "--side-channel-port 5600: 5601 for decode-1 is taken by --port; name"),
+        (f"{PORTS} --kv-event-port 5600", "5600 for prefill-1 is taken by --kv-event-port of prefill-1"),
+        (f"{PORTS} --side-channel-port 65534", "-port 65534: 65536 for decode-2 is not a port"),
+        (
+            "m --workers 2 --system-port 9000 --card-port 9001",
+            "9001 for worker-2 is taken by --card-port of worker-1",
+        ),
     ],
 )
-def test_bad_settings_are_refused_before_anything_starts(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        made(*words)
-    assert message in str(refused.value)
+def test_bad_settings_are_refused_before_anything_starts(words: str, message: str) -> None:
+    assert message in refusal(words)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "message"),
+    [
+        ("model: [", "", "serve.yaml is not YAML"),
+        ("model: m\nworkers:\n- {count: 1, count: 2}", "", ":3: 'count' is given twice; keep one"),
+        ("model: m\nworkers: [{role: encode, engine: fake}]", "", "m has encode workers only"),
+        ("model: m\nworkers: [{role: encode}]", "--encode 1", "--encode 1: the file already has encode"),
+        (
+            "model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]",
+            "",
+            "the frontend, which fetches images too, has none",
+        ),
+    ],
+)
+def test_bad_file_is_refused(content: str, words: str, message: str, written: Callable[[str], str]) -> None:
+    assert message in refusal(f"{written(content)} {words}")
+
+
+def test_file_gives_what_the_command_line_leaves_open(written: Callable[[str], str]) -> None:
+    file = written(
+        "model: m\nfrontend: {port: 81, host: 0.0.0.0}\nworkers: [{count: 2, args: [--dtype, float32]}]\n"
+    )
+    found = made(f"{file} --port 82")
+    assert (found.host, found.port, found.url) == ("0.0.0.0", 82, "http://127.0.0.1:82")
+    assert words_of(found, "worker-2") == ["worker", "--model=m", "--dtype", "float32"]
 
 
 # --- prefill and decode ---------------------------------------------------------------------------------
 
-PAIR = ("m", "--prefill", "1", "--decode", "2")
 
-
-@pytest.fixture(autouse=True)
-def nixl_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "is_installed", lambda package: package == "nixl")
-
-
-def test_prefill_and_decode_workers_have_their_role_and_nixl() -> None:
-    found = made(*PAIR, "--max-model-len", "99")
-    assert [(worker.name, worker.role) for worker in found.workers] == [
-        ("prefill-1", "prefill"),
-        ("decode-1", "decode"),
-        ("decode-2", "decode"),
-    ]
+def test_prefill_and_decode_workers_have_their_role_and_nixl(written: Callable[[str], str]) -> None:
+    found = made(f"{PAIR} --max-model-len 99")
+    roles = [("prefill-1", "prefill"), ("decode-1", "decode"), ("decode-2", "decode")]
+    assert [(worker.name, worker.role) for worker in found.workers] == roles
     for worker in found.workers:
-        assert words_of(found, worker.name) == [
-            "worker", "--model=m", f"--disaggregation-mode={worker.role}", "--connector", "nixl",
-            "--max-model-len", "99",
-        ]  # fmt: skip
+        words = f"worker --model=m --disaggregation-mode={worker.role} --connector nixl --max-model-len 99"
+        assert words_of(found, worker.name) == words.split()
+    by_file = made(written("model: m\nworkers: [{role: prefill}, {role: decode, count: 2}]\n"))
+    assert [(worker.name, worker.role) for worker in by_file.workers] == roles
+    assert all("nixl" in worker.argv for worker in by_file.workers)
+    assert "--connector" not in made("m").workers[0].argv
 
 
 @pytest.mark.parametrize(
     ("words", "env"),
     [
-        (("--connector", "nixl", "kvbm", "--engine", "fake"), {}),
-        (("--engine", "fake"), {"DYN_CONNECTOR": "kvbm"}),
-        (("--kv-transfer-config", '{"kv_connector": "Mine"}'), {}),
+        ("--connector nixl kvbm --engine fake", {}),
+        ("--engine fake", {"DYN_CONNECTOR": "kvbm"}),
+        ('--kv-transfer-config {"kv_connector":"Mine"}', {}),
     ],
 )
-def test_connector_of_the_user_stands(words: tuple[str, ...], env: dict[str, str]) -> None:
-    for worker in made(*PAIR, *words, env=env).workers:
-        assert [*worker.argv].count("--connector") == [*words].count("--connector")
+def test_connector_of_the_user_stands(words: str, env: dict[str, str]) -> None:
+    for worker in made(f"{PAIR} {words}", env=env).workers:
+        assert [*worker.argv].count("--connector") == words.count("--connector")
         assert worker.env.get("DYN_CONNECTOR") == env.get("DYN_CONNECTOR")
+
+
+def test_environment_numbers_the_workers_unless_a_file_does(written: Callable[[str], str]) -> None:
+    env = {"DYN_VLLM_PREFILL_WORKERS": "1", "DYN_VLLM_DECODE_WORKERS": "1"}
+    assert [worker.role for worker in made("m", env=env).workers] == ["prefill", "decode"]
+    file = written("model: m\nworkers: [{count: 2}]\n")
+    for counts in (env, {"DYN_VLLM_WORKERS": "5"}):
+        assert len(made(file, env=counts).workers) == 2
+
+
+def test_prefill_workers_alone_are_refused() -> None:
+    group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
+    other = WorkerGroup(1, {**FAKE, "model": "n"})
+    for workers in ((group,), (group, other)):
+        with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):
+            plan.make(Topology(model="m", workers=workers), {}, DISCOVERY)
+
+
+@pytest.mark.parametrize(
+    ("words", "publishes"),
+    [
+        ("", []),
+        ("--local-prefill-tokens 64", ["decode-1", "decode-2"]),
+        ("--local-prefill-tokens 64 --no-kv-events", []),
+        ("--local-prefill-tokens 64 --kv-events-config {}", []),
+    ],
+)
+def test_decode_workers_publish_their_cache_where_the_router_asks_for_it(
+    words: str, publishes: list[str]
+) -> None:
+    found = made(f"{PAIR} {words}")
+    assert [worker.name for worker in found.workers if "--kv-events" in worker.argv] == publishes
 
 
 # --- tiers of KV caches ---------------------------------------------------------------------------------
 
 
-def tiers(*words: str, env: dict[str, str] | None = None) -> dict[str, list[str]]:
+def tiers(words: str, env: dict[str, str] | None = None) -> dict[str, str]:
     """What each worker is told of its tiers."""
-    found = made(*words, "--engine", "fake", env=env)
+    found = made(f"{words} --engine fake", env=env)
     for worker in found.workers:
         assert not {"DYN_VLLM_KV_OFFLOAD_GB", "DYN_VLLM_KV_OFFLOAD_DISK"} & worker.env.keys()
     told = ("--kv-offload", "--connector", "nixl", "offload")
     return {
-        worker.name: [word for word in words_of(found, worker.name) if word.startswith(told)]
+        worker.name: " ".join(word for word in words_of(found, worker.name) if word.startswith(told))
         for worker in found.workers
     }
 
 
-SIZES = ("--kv-offload-gb", "12", "--kv-offload-disk", "/kv:90")
+SIZES = "--kv-offload-gb 12 --kv-offload-disk /kv:90"
 
 
-def test_tiers_of_serve_are_shared_out_evenly() -> None:
-    each = ["--kv-offload-gb=4.0", "--kv-offload-disk=/kv:30"]
-    assert tiers("m", "--workers", "3", *SIZES) == {f"worker-{number}": each for number in (1, 2, 3)}
-    assert tiers("m", *SIZES) == {"worker-1": ["--kv-offload-gb=12.0", "--kv-offload-disk=/kv:90"]}
-
-
-def test_tiers_of_the_environment_are_shared_out_too() -> None:
+def test_tiers_of_serve_are_shared_out_evenly_and_that_is_said(written: Callable[[str], str]) -> None:
+    each = "--kv-offload-gb=4.0 --kv-offload-disk=/kv:30"
+    assert tiers(f"m --workers 3 {SIZES}") == {f"worker-{number}": each for number in (1, 2, 3)}
+    assert tiers(f"m {SIZES}") == {"worker-1": "--kv-offload-gb=12.0 --kv-offload-disk=/kv:90"}
     env = {"DYN_VLLM_KV_OFFLOAD_GB": "12", "DYN_VLLM_KV_OFFLOAD_DISK": "/kv:90"}
-    each = ["--kv-offload-gb=6.0", "--kv-offload-disk=/kv:45"]
-    assert tiers("m", "--workers", "2", env=env) == {"worker-1": each, "worker-2": each}
-
-
-def test_what_was_shared_out_is_said() -> None:
-    said = made("m", "--workers", "2", "--engine", "fake", *SIZES).said
+    each = "--kv-offload-gb=6.0 --kv-offload-disk=/kv:45"
+    assert tiers("m --workers 2", env=env) == {"worker-1": each, "worker-2": each}
+    said = made(f"m --workers 2 --engine fake {SIZES}").said
     assert said is not None
     assert "--kv-offload-gb 12.0 is 6.0 for each of 2 workers" in said
     assert "--kv-offload-disk /kv:90 is /kv:45 for each of 2 workers" in said
-    assert made("m", "--engine", "fake", *SIZES).said is None
+    assert made(f"m --engine fake {SIZES}").said is None
+    models = written("kv_offload_disk: /kv:90\nworkers: [{model: a}, {model: b, count: 2}]\n")
+    assert set(tiers(models).values()) == {"--kv-offload-disk=/kv:30"}
 
 
 def test_prefill_workers_keep_caches_and_decode_workers_only_what_they_compute() -> None:
-    pair = ("m", "--prefill", "2", "--decode", "1", "--kv-offload-gb", "12")
-    kept = ["--connector", "nixl", "offload", "--kv-offload-gb=6.0"]
-    assert tiers(*pair) == {"prefill-1": kept, "prefill-2": kept, "decode-1": ["--connector", "nixl"]}
-    all_three = ["--connector", "nixl", "offload", "--kv-offload-gb=4.0"]
-    assert set(map(tuple, tiers(*pair, "--local-prefill-tokens", "64").values())) == {tuple(all_three)}
-    named = ["--connector", "offload", "nixl", "--kv-offload-gb=4.0"]
-    assert set(map(tuple, tiers(*pair, "--connector", "offload", "nixl").values())) == {tuple(named)}
+    pair = "m --prefill 2 --decode 1 --kv-offload-gb 12"
+    kept = "--connector nixl offload --kv-offload-gb=6.0"
+    assert tiers(pair) == {"prefill-1": kept, "prefill-2": kept, "decode-1": "--connector nixl"}
+    all_three = {"--connector nixl offload --kv-offload-gb=4.0"}
+    assert set(tiers(f"{pair} --local-prefill-tokens 64").values()) == all_three
+    named = {"--connector offload nixl --kv-offload-gb=4.0"}
+    assert set(tiers(f"{pair} --connector offload nixl").values()) == named
+    encoders = tiers("m --encode 1 --enable-multimodal --kv-offload-gb 12 --connector offload")
+    assert encoders == {"worker-1": "--connector offload --kv-offload-gb=12.0", "encode-1": ""}
 
 
-def test_encoders_get_no_tier() -> None:
-    found = tiers(
-        "m", "--encode", "1", "--enable-multimodal", "--kv-offload-gb", "12", "--connector", "offload"
-    )
-    assert found == {"worker-1": ["--connector", "offload", "--kv-offload-gb=12.0"], "encode-1": []}
-
-
-def test_own_tier_of_a_group_is_that_of_each_of_its_workers(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text(
+def test_own_tier_of_a_group_is_that_of_each_of_its_workers(written: Callable[[str], str]) -> None:
+    file = written(
         "model: m\nkv-offload-gb: 12\nworkers:\n  - {count: 2, kv_offload_gb: 1}\n"
         "  - {count: 2, component: c}\n  - {component: d, connector: [none]}\n"
     )
-    found = [
-        [word.rpartition("=")[2] for word in words if "gb" in word]
-        for words in tiers("--config", str(file)).values()
-    ]
-    assert found == [["1.0"], ["1.0"], ["6.0"], ["6.0"], []]
-    over = tiers("--config", str(file), "--kv-offload-gb", "8").values()
-    assert [[word.rpartition("=")[2] for word in words if "gb" in word] for words in over] == [
-        ["2.0"]
-    ] * 4 + [[]]
+    sizes = [told.rpartition("gb=")[2] for told in tiers(file).values()]
+    assert sizes == ["1.0", "1.0", "6.0", "6.0", "--connector"]
+    over = [told.rpartition("gb=")[2] for told in tiers(f"{file} --kv-offload-gb 8").values()]
+    assert over == ["2.0"] * 4 + ["--connector"]
 
 
-def test_models_side_by_side_share_alike(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("kv_offload_disk: /kv:90\nworkers: [{model: a}, {model: b, count: 2}]\n")
-    assert set(map(tuple, tiers("--config", str(file)).values())) == {("--kv-offload-disk=/kv:30",)}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--kv-offload-gb", "0"), "--kv-offload-gb 0 is not a size"),
-        (("--kv-offload-disk", "/kv"), "--kv-offload-disk /kv is not PATH:GB"),
-        (("--kv-offload-gb", "1", "--connector", "none"), "no worker keeps KV caches"),
-        (("--kv-offload-gb", "1", "--disaggregation-mode", "pooling"), "no worker keeps KV caches"),
-    ],
-)
-def test_tiers_that_no_worker_can_have_are_refused(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        tiers("m", *words)
-    assert message in str(refused.value)
-
-
-def test_tiers_that_fit_only_one_by_one_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("model: m\nworkers: [{count: 4, kv_offload_gb: 0.3}]\n")
+def test_tiers_that_fit_only_one_by_one_are_refused(
+    monkeypatch: pytest.MonkeyPatch, written: Callable[[str], str]
+) -> None:
+    file = written("model: m\nworkers: [{count: 4, kv_offload_gb: 0.3}]\n")
     monkeypatch.setattr(kv_tiers, "shared_memory_bytes", lambda: 10**9)
     with pytest.raises(ConfigError, match=r"1.2 GB of host memory .* all workers .*--shm-size=2g"):
-        made("--config", str(file))
+        made(file)
     monkeypatch.setattr(kv_tiers, "shared_memory_bytes", lambda: 2 * 10**9)
-    made("--config", str(file))
+    made(file)
     whole = shutil.disk_usage("/tmp").total // 10**9
-    with pytest.raises(ConfigError, match=f"/tmp/kv:{2 * whole} does not fit"):
-        made("m", "--workers", "2", "--kv-offload-gb", "0.2", "--kv-offload-disk", f"/tmp/kv:{2 * whole}")
-
-
-def test_worker_without_a_role_gets_no_connector() -> None:
-    assert "--connector" not in made("m").workers[0].argv
-
-
-def test_roles_in_a_file_get_nixl_too(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("model: m\nworkers: [{role: prefill}, {role: decode, count: 2}]\n")
-    found = made("--config", str(file))
-    assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2"]
-    assert all("nixl" in worker.argv for worker in found.workers)
-
-
-def test_environment_numbers_the_workers_unless_a_file_does(tmp_path: Path) -> None:
-    env = {"DYN_VLLM_PREFILL_WORKERS": "1", "DYN_VLLM_DECODE_WORKERS": "1"}
-    assert [worker.role for worker in made("m", env=env).workers] == ["prefill", "decode"]
-    file = tmp_path / "s.yaml"
-    file.write_text("model: m\nworkers: [{count: 2}]\n")
-    for counts in (env, {"DYN_VLLM_WORKERS": "5"}):
-        assert len(made("--config", str(file), env=counts).workers) == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("--component", "c"),
-            "prefill and decode workers of m would both be at dynamo.c.generate; leave --component",
-        ),
-        (("--endpoint", "dyn://dynamo.b.c"), "would both be at dynamo.b.c"),
-        (("--connector", "none"), "add --connector nixl"),
-        (("--is-prefill-worker",), "already set the role of each worker; leave --is-prefill-worker out"),
-        (("--enable-multimodal", "--multimodal-decode-worker"), "leave --multimodal-decode-worker out"),
-        (("--use-vllm-tokenizer",), "--use-vllm-tokenizer cannot be combined with"),
-    ],
-)
-def test_settings_no_pair_can_work_with_are_refused(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        made(*PAIR, *words)
-    assert message in str(refused.value)
+    words = f"m --workers 2 --kv-offload-gb 0.2 --kv-offload-disk /tmp/kv:{2 * whole}"
+    assert f"/tmp/kv:{2 * whole} does not fit" in refusal(words)
 
 
 # --- encoders -------------------------------------------------------------------------------------------
@@ -342,49 +342,52 @@ def asks(found: Plan, name: str) -> bool:
     return "--route-to-encoder" in words_of(found, name)
 
 
-def test_encoders_and_those_who_ask_them_share_a_folder() -> None:
-    found = made("m", "--encode", "2", "--engine", "fake")
-    assert [(worker.name, worker.role) for worker in found.workers] == [
-        ("worker-1", "agg"),
-        ("encode-1", "encode"),
-        ("encode-2", "encode"),
-    ]
-    for worker in found.workers:
-        words = words_of(found, worker.name)
-        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in words
-        assert "--enable-multimodal" in words
+def test_encoders_and_those_who_ask_them_share_a_folder(written: Callable[[str], str]) -> None:
+    found = made("m --encode 2 --engine fake")
+    roles = [("worker-1", "agg"), ("encode-1", "encode"), ("encode-2", "encode")]
+    assert [(worker.name, worker.role) for worker in found.workers] == roles
+    assert all("--enable-multimodal" in words_of(found, worker.name) for worker in found.workers)
     assert asks(found, "worker-1") and not asks(found, "encode-1")
+    file = written(
+        "model: m\nworkers: [{args: [--ec-transfer-config.ec_role, ec_consumer]}, "
+        "{args: [--ec-transfer-config.ec_role, ec_producer]}]\n"
+    )
+    by_flag = made(file)
+    assert [(worker.name, worker.role) for worker in by_flag.workers] == roles[:2]
+    for worker in (*found.workers, *by_flag.workers):
+        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in worker.argv
+    assert "--encode 1: the file already has encode workers" in refusal(f"{file} --encode 1")
 
 
-def test_of_prefill_and_decode_workers_the_first_asks() -> None:
-    found = made(*PAIR, "--encode", "1", "--engine", "fake")
+def test_of_prefill_and_decode_workers_the_first_asks(written: Callable[[str], str]) -> None:
+    found = made(f"{PAIR} --encode 1 --engine fake")
     assert [worker.name for worker in found.workers] == ["prefill-1", "decode-1", "decode-2", "encode-1"]
     assert [asks(found, worker.name) for worker in found.workers] == [True, False, False, False]
     assert not any("ec-storage-path" in word for word in words_of(found, "decode-1"))
+    file = written(
+        "model: m\nworkers:\n- {role: prefill, engine: fake}\n"
+        "- {role: decode, engine: fake, route_to_encoder: true}\n- {role: encode, engine: fake}\n"
+    )
+    assert asks(made(file), "decode-1"), "what stands in the group itself is meant for it"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("--ec-consumer-mode",),
-        ("--ec-consumer-mode", "--ec-connector-backend", "ECExampleConnector"),
-        ("--route-to-encoder", "--ec-storage-path", "/e"),
-        ("--ec-storage-path", "/e"),
-        ("--multimodal-worker", "--ec-extra-config", '{"shared_storage_path": "/e"}'),
-        ("--encoder-transfer", "nixl"),
+        "--ec-consumer-mode",
+        "--ec-consumer-mode --ec-connector-backend ECExampleConnector",
+        "--route-to-encoder --ec-storage-path /e",
+        "--ec-storage-path /e",
+        '--multimodal-worker --ec-extra-config {"shared_storage_path":"/e"}',
+        "--encoder-transfer nixl",
     ],
 )
-def test_flags_about_encoders_do_not_reach_decode_workers(words: tuple[str, ...]) -> None:
-    found = made(*PAIR, "--encode", "1", "--engine", "fake", *words)
+def test_flags_about_encoders_do_not_reach_decode_workers(words: str) -> None:
+    found = made(f"{PAIR} --encode 1 --engine fake {words}")
     options = {worker.name: plan.parse(words_of(found, worker.name)).options for worker in found.workers}
-    assert {name: made.asks_encoders for name, made in options.items()} == {
-        "prefill-1": True,
-        "decode-1": False,
-        "decode-2": False,
-        "encode-1": False,
-    }
-    given = {word for word in words if word.startswith("--")}
-    assert given <= names_of(found, "prefill-1") and not given & names_of(found, "decode-2")
+    assert [name for name, each in options.items() if each.asks_encoders] == ["prefill-1"]
+    flags = {word for word in words.split() if word.startswith("--")}
+    assert flags <= names_of(found, "prefill-1") and not flags & names_of(found, "decode-2")
     assert options["decode-1"].enable_multimodal
 
 
@@ -392,152 +395,19 @@ def names_of(found: Plan, name: str) -> set[str]:
     return {word.partition("=")[0] for word in words_of(found, name)}
 
 
-def test_a_decode_group_of_a_file_may_ask_encoders(tmp_path: Path) -> None:
-    """What stands in the group itself is meant for it."""
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        "model: m\nworkers:\n"
-        "- {role: prefill, engine: fake}\n"
-        "- {role: decode, engine: fake, route_to_encoder: true}\n"
-        "- {role: encode, engine: fake}\n"
-    )
-    assert asks(made("--config", str(file)), "decode-1")
-
-
 def test_flags_that_an_encoder_cannot_use_reach_the_others() -> None:
-    found = made("m", "--encode", "1", "--ec-consumer-mode", "--connector", "nixl", "--ec-storage-path", "/e")
+    found = made("m --encode 1 --ec-consumer-mode --connector nixl --ec-storage-path /e")
     assert {"--ec-consumer-mode", "--connector"} <= set(words_of(found, "worker-1"))
     assert not {"--ec-consumer-mode", "--connector"} & set(words_of(found, "encode-1"))
     assert "--ec-storage-path=/e" in words_of(found, "encode-1")
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("--encode", "0"), "--encode 0 must be 1 or more"),
-        (
-            ("--encode", "1", "--disaggregation-mode", "agg"),
-            "--encode 1 already sets the role of each worker",
-        ),
-        (("--encode", "1", "--multimodal-encode-worker"), "leave --multimodal-encode-worker out"),
-        (("--encode", "1", "--component", "c"), "would both be at dynamo.c.generate"),
-    ],
-)
-def test_encoders_that_cannot_be_placed_are_refused(words: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        made("m", "--engine", "fake", *words)
-
-
-def test_encoder_named_by_the_engines_own_flag_shares_the_folder_too(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        "model: m\nworkers: [{args: [--ec-transfer-config.ec_role, ec_consumer]}, "
-        "{args: [--ec-transfer-config.ec_role, ec_producer]}]\n"
-    )
-    found = made("--config", str(file))
-    assert [(worker.name, worker.role) for worker in found.workers] == [
-        ("worker-1", "agg"),
-        ("encode-1", "encode"),
-    ]
-    for worker in found.workers:
-        assert f"--ec-storage-path={DISCOVERY.parent / 'embeddings'}" in worker.argv
-    with pytest.raises(ConfigError, match="--encode 1: the file already has encode workers"):
-        made("--config", str(file), "--encode", "1")
-
-
-def test_encoders_of_a_file_need_somebody_who_answers(tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("model: m\nworkers: [{role: encode, engine: fake}]\n")
-    with pytest.raises(ConfigError, match="m has encode workers only"):
-        made("--config", str(file))
-    with pytest.raises(ConfigError, match="--encode 1: the file already has encode workers"):
-        made("--config", str(file), "--encode", "1")
-
-
-def test_hosts_for_pictures_are_the_frontends_too(tmp_path: Path) -> None:
-    found = made("m", "--engine", "fake", "--enable-multimodal", "--media-hosts", "a.example", "b.example")
+def test_hosts_for_pictures_are_the_frontends_too(written: Callable[[str], str]) -> None:
+    found = made("m --engine fake --enable-multimodal --media-hosts a.example b.example")
     for name in ("frontend", "worker-1"):
-        words = words_of(found, name)
-        assert [words.index(word) for word in ("a.example", "b.example")]
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        "model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]\n"
-    )
-    with pytest.raises(ConfigError, match="the frontend, which fetches images too, has none"):
-        made("--config", str(file))
-    made("--config", str(file), "--media-hosts", "a.example")
-
-
-def test_prefill_workers_alone_are_refused() -> None:
-    group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
-    with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):
-        plan.make(Topology(model="m", workers=(group,)), {}, DISCOVERY)
-    other = WorkerGroup(1, {**FAKE, "model": "n"})
-    with pytest.raises(ConfigError, match="m has prefill workers only"):
-        plan.make(Topology(model="m", workers=(group, other)), {}, DISCOVERY)
-
-
-def test_side_channel_ports_leave_room_for_the_ranks_of_all_roles() -> None:
-    found = made(*PAIR, "--side-channel-port", "5600", "-dp", "2", "-tp", "4")
-    assert [worker.argv[-1] for worker in found.workers] == [
-        "--side-channel-port=5600",
-        "--side-channel-port=5602",
-        "--side-channel-port=5604",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--port", "5601"), "--side-channel-port 5600: 5601 for decode-1 is taken by --port; name another"),
-        (("--kv-event-port", "5600"), "5600 for prefill-1 is taken by --kv-event-port of prefill-1"),
-        (("--side-channel-port", "65534"), "--side-channel-port 65534: 65536 for decode-2 is not a port"),
-    ],
-)
-def test_port_of_somebody_else_is_refused(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        made(*PAIR, "--side-channel-port", "5600", *words)
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "publishes"),
-    [
-        ((), []),
-        (("--local-prefill-tokens", "64"), ["decode-1", "decode-2"]),
-        (("--local-prefill-tokens", "64", "--no-kv-events"), []),
-        (("--local-prefill-tokens", "64", "--kv-events-config", "{}"), []),
-    ],
-)
-def test_decode_workers_publish_their_cache_where_the_router_asks_for_it(
-    words: tuple[str, ...], publishes: list[str]
-) -> None:
-    found = made(*PAIR, *words)
-    assert [worker.name for worker in found.workers if "--kv-events" in worker.argv] == publishes
-
-
-def test_file_gives_what_the_command_line_leaves_open(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text(
-        "model: m\nfrontend: {port: 81, host: 0.0.0.0}\nworkers: [{count: 2, args: [--dtype, float32]}]\n"
-    )
-    found = made("--config", str(file), "--port", "82")
-    assert (found.host, found.port, found.url) == ("0.0.0.0", 82, "http://127.0.0.1:82")
-    assert words_of(found, "worker-2") == ["worker", "--model=m", "--dtype", "float32"]
-
-
-def test_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("model: [\n")
-    with pytest.raises(ConfigError, match=r"s\.yaml is not YAML"):
-        made("--config", str(file))
-
-
-def test_key_that_stands_twice_in_the_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("model: m\nworkers:\n- count: 1\n- {count: 1, role: agg, count: 2}\n")
-    with pytest.raises(ConfigError, match=r"s\.yaml:4: 'count' is given twice; keep one"):
-        made("--config", str(file))
+        assert {"a.example", "b.example"} <= set(words_of(found, name))
+    file = written("model: m\nworkers: [{engine: fake, enable-multimodal: true, media-hosts: [a.example]}]\n")
+    made(f"{file} --media-hosts a.example")
 
 
 def addressed(*groups: WorkerGroup, env: dict[str, str] | None = None) -> list[str]:
@@ -561,13 +431,11 @@ def test_every_model_has_an_address_of_its_own() -> None:
 
 
 def test_worker_that_the_frontend_would_not_see_is_refused() -> None:
-    words = ("m", "--engine", "fake", "--endpoint", "dyn://ours.b.c")
-    with pytest.raises(
-        ConfigError, match="in the namespace ours and the frontend in dynamo.*--namespace ours"
-    ):
-        made(*words)
-    for seen in (("--namespace", "ours"), ("--namespace-prefix", "our")):
-        assert len(made(*words, *seen).workers) == 1
+    words = "m --engine fake --endpoint dyn://ours.b.c"
+    assert "in the namespace ours and the frontend in dynamo" in refusal(words)
+    assert "--namespace ours" in refusal(words)
+    for seen in ("--namespace ours", "--namespace-prefix our"):
+        assert len(made(f"{words} {seen}").workers) == 1
 
 
 @pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
@@ -579,13 +447,8 @@ def test_two_models_at_an_address_the_user_named_are_refused(env: dict[str, str]
 
 
 def test_hub_ids_are_told_from_paths() -> None:
-    assert [serve.looks_like_a_path(m) for m in ("/a", "./a", "a/b/c", "a/b", "a")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert all(map(serve.looks_like_a_path, ("/a", "./a", "a/b/c")))
+    assert not any(map(serve.looks_like_a_path, ("a/b", "a")))
 
 
 # --- restarts and verdicts ------------------------------------------------------------------------------
@@ -788,27 +651,25 @@ def engines_told(found: Plan) -> list[str | None]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--workers", "4"), ["4"] * 4),
-        (("--prefill", "1", "--decode", "2"), ["3"] * 3),
-        (("--workers", "2", "-dp", "2"), ["4", "4"]),
-        (("-tp", "2"), ["2"]),
-        ((), [None]),
-        (("--encode", "1", "--workers", "1"), ["2", "2"]),  # an encoder takes cores too
-        (("--workers", "2", "--engine", "fake"), [None, None]),
+        ("--workers 4", ["4"] * 4),
+        ("--prefill 1 --decode 2", ["3"] * 3),
+        ("--workers 2 -dp 2", ["4", "4"]),
+        ("-tp 2", ["2"]),
+        ("", [None]),
+        ("--encode 1 --workers 1", ["2", "2"]),  # an encoder takes cores too
+        ("--workers 2 --engine fake", [None, None]),
     ],
 )
-def test_workers_are_told_how_many_engines_share_the_machine(
-    words: tuple[str, ...], told: list[str | None]
-) -> None:
-    found = made("m", *words)
+def test_workers_are_told_how_many_engines_share_the_machine(words: str, told: list[str | None]) -> None:
+    found = made(f"m {words}")
     assert engines_told(found) == told
     assert "DYN_VLLM_ENGINES_HERE" not in found.processes[0].env
 
 
 def test_number_of_engines_the_user_says_stands() -> None:
     """Another `serve` on the same machine, for example."""
-    assert engines_told(made("m", "--workers", "2", env={"DYN_VLLM_ENGINES_HERE": "8"})) == ["8", "8"]
-    assert "--engines-here=8" in words_of(made("m", "--workers", "2", "--engines-here", "8"), "worker-2")
+    assert engines_told(made("m --workers 2", env={"DYN_VLLM_ENGINES_HERE": "8"})) == ["8", "8"]
+    assert "--engines-here=8" in words_of(made("m --workers 2 --engines-here 8"), "worker-2")
 
 
 # --- GPUs -----------------------------------------------------------------------------------------------
@@ -819,30 +680,41 @@ def gpus_of(wanted: Topology, gpus: list[str]) -> list[str | None]:
     return [process.env.get("CUDA_VISIBLE_DEVICES") for process in made.workers]
 
 
-def several(count: int, *args: str, env: dict[str, str] | None = None) -> Topology:
-    group = WorkerGroup(count=count, args=args, env=env or {})
+def several(count: int, words: str = "", gpus: str = "") -> Topology:
+    """Workers of one group, which may name its GPUs."""
+    group = WorkerGroup(count, args=tuple(words.split()), env={"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
     return Topology(model="org/model", workers=(group,))
 
 
-def test_several_workers_share_out_the_gpus() -> None:
-    assert gpus_of(several(2), ["0", "1", "2"]) == ["0", "1"]
-    assert gpus_of(several(2, "--tensor-parallel-size", "2"), ["4", "5", "6", "7"]) == ["4,5", "6,7"]
+SHARDS = "--tensor-parallel-size 4 --nnodes 2 --master-addr 10.0.0.1"
 
 
-def test_worker_gets_gpus_for_what_lies_on_this_node() -> None:
-    shards = ("--tensor-parallel-size", "4", "--nnodes", "2", "--master-addr", "10.0.0.1")
-    assert gpus_of(several(2, *shards), ["0", "1", "2", "3"]) == ["0,1", "2,3"]
-    ranks = ("-dp", "4", "-dpl", "1", "--data-parallel-hybrid-lb")
-    assert gpus_of(several(2, *ranks), ["0", "1"]) == ["0", "1"]
-
-
-def test_one_worker_sees_all_gpus() -> None:
-    assert gpus_of(several(1), ["0", "1"]) == [None]
-
-
-def test_a_group_that_names_its_gpus_keeps_them() -> None:
-    half = ("--gpu-memory-utilization", "0.5")
-    assert gpus_of(several(2, *half, env={"CUDA_VISIBLE_DEVICES": "0"}), ["0", "1"]) == ["0", "0"]
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "found"),
+    [
+        (several(2), "012", ["0", "1"]),
+        (several(2, "--tensor-parallel-size 2"), "4567", ["4,5", "6,7"]),
+        (several(2, SHARDS), "0123", ["0,1", "2,3"]),
+        (several(2, "-dp 4 -dpl 1 --data-parallel-hybrid-lb"), "01", ["0", "1"]),
+        (several(1), "01", [None]),
+        (several(2, "--gpu-memory-utilization 0.5", gpus="0"), "01", ["0", "0"]),
+        (several(2, "--gpu-memory-utilization 0.45", gpus="1"), "01", ["1", "1"]),
+        (several(2, "--kv-cache-memory-bytes 1G", gpus="1"), "01", ["1", "1"]),
+        (
+            several(2, "--num-gpu-blocks-override=99 --gpu-memory-utilization=0.9", gpus="1"),
+            "01",
+            ["1", "1"],
+        ),
+    ],
+    ids=[
+        *("one each", "shards", "shards on two nodes", "ranks on two nodes", "one worker sees all"),
+        *("named", "shared by use", "shared by bytes", "shared by blocks"),
+    ],
+)
+def test_workers_share_out_the_gpus_of_this_node_unless_a_group_names_them(
+    wanted: Topology, gpus: str, found: list[str | None]
+) -> None:
+    assert gpus_of(wanted, [*gpus]) == found
 
 
 def pair(*prefill_args: str) -> Topology:
@@ -863,30 +735,16 @@ def test_too_few_gpus_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("gpus", "words", "message"),
     [
-        ("--gpu-memory-utilization", "0.45"),
-        ("--kv-cache-memory-bytes", "1G"),
-        ("--num-gpu-blocks-override=99", "--gpu-memory-utilization=0.9"),
+        ("0", "", "worker-1 and worker-2 would take 184 % of the memory of GPU 0"),
+        ("0,1", "", "would take 184 % of the memory of GPU 0"),  # both begin with the first
+        ("1", "--gpu-memory-utilization 0.6", "would take 120 % of the memory of GPU 1"),
     ],
 )
-def test_workers_whose_size_was_given_may_share_a_gpu(args: tuple[str, ...]) -> None:
-    assert gpus_of(several(2, *args, env={"CUDA_VISIBLE_DEVICES": "1"}), ["0", "1"]) == ["1", "1"]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "args", "message"),
-    [
-        ("0", (), "worker-1 and worker-2 would take 184 % of the memory of GPU 0"),
-        ("0,1", (), "would take 184 % of the memory of GPU 0"),  # both begin with the first
-        ("1", ("--gpu-memory-utilization", "0.6"), "would take 120 % of the memory of GPU 1"),
-    ],
-)
-def test_workers_that_would_not_fit_on_their_gpu_are_refused(
-    gpus: str, args: tuple[str, ...], message: str
-) -> None:
+def test_workers_that_would_not_fit_on_their_gpu_are_refused(gpus: str, words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{message}; .*--gpu-memory-utilization"):
-        gpus_of(several(2, *args, env={"CUDA_VISIBLE_DEVICES": gpus}), ["0", "1"])
+        gpus_of(several(2, words, gpus), ["0", "1"])
 
 
 def test_gpu_of_one_worker_is_not_named_for_another() -> None:
