@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from typing import Any
 
 import pytest
 
@@ -25,13 +26,9 @@ def test_usage_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert all(f"  {name}" in text for name in cli.COMMANDS)
     assert "Exit codes: 0 done" in text
-
-
-def test_unknown_command_is_refused_with_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["srve"]) == 2
-    text = capsys.readouterr().err
-    assert "'srve' is not a command" in text
-    assert "usage: dynamo-vllm" in text
+    refused = capsys.readouterr().err
+    assert "'srve' is not a command" in refused and "usage: dynamo-vllm" in refused
 
 
 def test_version_lists_the_installed_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +89,7 @@ def test_bad_setting_ends_with_code_2_and_one_line(
 # --- check, without a running system ----------------------------------------------------------------------
 
 
-def checked(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, object]]:
+def checked(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, Any]]:
     code = cli.run(["check", "--json", "--no-engine", *argv])
     return code, json.loads(capsys.readouterr().out)
 
@@ -113,19 +110,15 @@ def test_check_tells_what_is_set_and_where_it_came_from(
         {"name": "--drain-seconds", "value": 5.0, "source": "DYN_VLLM_DRAIN_SECONDS"},
     ]
     assert found["engine_flags"] == ["--block-size", "16"]
-    assert found["facts"]["address"] == "mine.backend.generate"  # type: ignore[index]
+    assert found["facts"]["address"] == "mine.backend.generate"
 
 
-def test_check_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_no_secret_and_lists_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = checked(capsys, "--model", "m", "--admin-token", "geheim")
     assert "geheim" not in json.dumps(found)
-    assert {"name": "--admin-token", "value": "(hidden)", "source": "flag"} in found["settings"]  # type: ignore[operator]
-
-
-def test_check_lists_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"name": "--admin-token", "value": "(hidden)", "source": "flag"} in found["settings"]
     code, found = checked(capsys, "--migration-limit", "-1", "--health-seconds", "0", "--max-pictures", "0")
-    assert code == 2
-    assert len(found["problems"]) == 3  # type: ignore[arg-type]
+    assert (code, len(found["problems"])) == (2, 3)
 
 
 def test_check_without_a_model_still_shows_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +131,6 @@ def test_check_without_a_model_still_shows_the_rest(capsys: pytest.CaptureFixtur
 def test_check_lists_the_patches(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = checked(capsys)
     listed = found["patches"]
-    assert isinstance(listed, list)
     assert [row["name"] for row in listed] == [patch.name for patch in PATCHES]
     (row,) = [row for row in listed if row["name"] == "coordinator-orphans"]
     assert row == {
@@ -168,16 +160,11 @@ def test_check_says_what_was_not_proven_with_this_vllm(
     assert "not proven" not in capsys.readouterr().out
 
 
-def test_check_finds_a_taken_port(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        held.listen()
-        port = held.getsockname()[1]
+def test_check_finds_a_taken_port_and_counts_one_per_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         code, found = checked(capsys, "--bind-host", "127.0.0.1", "--kv-event-port", str(port))
     assert found["ports"] == [{"use": "KV events of rank 0", "port": port, "free": False}]
     assert code == 2
-
-
-def test_check_counts_one_kv_event_port_per_rank(capsys: pytest.CaptureFixture[str]) -> None:
     _, found = checked(capsys, "--kv-event-port", "20080", "--data-parallel-size", "3")
-    assert [port["port"] for port in found["ports"]] == [20080, 20081, 20082]  # type: ignore[attr-defined]
+    assert [port["port"] for port in found["ports"]] == [20080, 20081, 20082]

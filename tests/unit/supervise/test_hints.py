@@ -32,13 +32,6 @@ def test_what_to_try_can_be_pasted_into_a_shell() -> None:
     assert asked(curl, "/v1/chat/completions")["model"] == "it's"
 
 
-@pytest.mark.parametrize(("kind", "path"), [("images", "/v1/images/generations"), ("videos", "/v1/videos")])
-def test_a_model_that_draws_is_asked_to(kind: str, path: str) -> None:
-    (line,) = to_try(URL, "any", ("chat", kind))
-    body = asked(line, path)
-    assert body["model"] == "any" and body["prompt"].startswith("a ")
-
-
 def test_a_model_that_makes_sounds_is_given_a_description() -> None:
     (line,) = to_try(URL, "any", ("chat", "audios"))
     assert asked(line, "/v1/chat/completions")["messages"][0]["content"] == "rain on a roof"
@@ -66,15 +59,18 @@ EMBEDS, RANKS, CLASSIFIES, HEARS = (
 @pytest.mark.parametrize(
     ("types", "path", "field"),
     [
+        (("chat", "images"), "/v1/images/generations", "prompt"),
+        (("chat", "videos"), "/v1/videos", "prompt"),
         (EMBEDS, "/v1/embeddings", "input"),
         (RANKS, "/v1/rerank", "documents"),
         (CLASSIFIES, "/v1/classify", "input"),
         (("pooling",), "/v1/pooling", "input"),
     ],
 )
-def test_a_pooling_model_gets_a_request_of_its_own_api(types: tuple[str, ...], path: str, field: str) -> None:
+def test_a_model_gets_a_request_of_its_own_api(types: tuple[str, ...], path: str, field: str) -> None:
     (line,) = to_try(URL, "any", types)
-    assert asked(line, path)[field]
+    body = asked(line, path)
+    assert body["model"] == "any" and body[field]
 
 
 def test_a_model_that_transcribes_gets_a_file() -> None:
@@ -103,8 +99,5 @@ def test_every_purpose_gets_its_lines_once() -> None:
         "/v1/rerank",
         "/v1/audio/transcriptions",
     ]
-
-
-def test_without_a_gateway_nobody_is_told_to_transcribe() -> None:
     assert hints.for_all(URL, {"e": HEARS}, has_gateway=False) == []
     assert "search" not in "".join(hints.for_all(URL, {"a": TEXT, "b": EMBEDS, "c": RANKS}, needs_key=True))

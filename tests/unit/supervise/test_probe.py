@@ -72,12 +72,12 @@ TEXT = ("chat", "completions")
 
 
 async def ask(
-    frontend: Frontend, split: set[str], seconds: float, endpoint_types: tuple[str, ...] = TEXT
+    frontend: Frontend, split: set[str], seconds: float = 60, types: tuple[str, ...] = TEXT
 ) -> None:
     probe = Probe(answer_seconds=30)
     with served(frontend):
         try:
-            await probe.first_answer(frontend.url, {"m": endpoint_types}, split, seconds)
+            await probe.first_answer(frontend.url, {"m": types}, split, seconds)
         finally:
             await probe.close()
 
@@ -103,26 +103,28 @@ async def test_prefill_workers_nobody_uses_fail_the_start() -> None:
 DRAWINGS = {"images": "/v1/images/generations", "videos": "/v1/videos"}
 
 
-@pytest.mark.parametrize(("kind", "path"), DRAWINGS.items())
-async def test_a_model_that_draws_is_asked_for_one_step_and_nothing_else(kind: str, path: str) -> None:
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("types", "only", "paths"),
+    [
+        (("chat", "images"), DRAWINGS["images"], [DRAWINGS["images"]]),
+        (("chat", "videos"), DRAWINGS["videos"], [DRAWINGS["videos"]]),
+        (("chat",), CHAT, [CHAT]),
+        (("chat", "audios"), CHAT, [CHAT]),
+        (TEXT, CHAT, ["/v1/completions", CHAT]),
+    ],
+)
+async def test_a_model_is_asked_where_it_answers_and_for_one_step_of_a_drawing(
+    types: tuple[str, ...], only: str, paths: list[str]
+) -> None:
     """In a chat it would take all its steps; as text it would be an error that the frontend counts."""
-    frontend = Frontend(only=path)
-    await ask(frontend, set(), 60, ("chat", kind))
-    assert frontend.paths == [path]
-    assert frontend.asked[0]["nvext"]["num_inference_steps"] == 1
-
-
-@pytest.mark.parametrize("endpoint_types", [("chat",), ("chat", "audios")])
-async def test_a_model_is_asked_where_it_answers_only(endpoint_types: tuple[str, ...]) -> None:
-    frontend = Frontend(only="/v1/chat/completions")
-    await ask(frontend, set(), 60, endpoint_types)
-    assert frontend.paths == ["/v1/chat/completions"]
-
-
-async def test_text_that_is_refused_as_a_completion_is_tried_as_a_chat() -> None:
-    frontend = Frontend(only="/v1/chat/completions")
-    await ask(frontend, set(), 60)
-    assert frontend.paths == ["/v1/completions", "/v1/chat/completions"]
+    frontend = Frontend(only=only)
+    await ask(frontend, set(), types=types)
+    assert frontend.paths == paths
+    if only != CHAT:
+        assert frontend.asked[0]["nvext"]["num_inference_steps"] == 1
 
 
 @pytest.mark.parametrize("path", DRAWINGS.values())

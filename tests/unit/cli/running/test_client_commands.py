@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+Patch = pytest.MonkeyPatch
+
+Captured = pytest.CaptureFixture[str]
+
 BATCHES = 'dynamo_component_router_kv_zmq_ingress_batches_total{worker_id="1"} '
 EVENTS = """\
 # TYPE dynamo_component_kv_cache_events_applied counter
@@ -117,7 +121,7 @@ class Frontend:
 
 
 @pytest.fixture
-def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Frontend]:
+def frontend(monkeypatch: Patch, tmp_path: Path) -> Iterator[Frontend]:
     nowhere = {"HOME": str(tmp_path), "DYN_FILE_KV": str(tmp_path / "discovery")}
     monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: nowhere)
     monkeypatch.setattr(prove, "EVENT_SECONDS", 0.1)
@@ -161,7 +165,7 @@ def frontend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fronte
     server.server_close()
 
 
-def proven(frontend: Frontend, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict[str, str]]:
+def proven(frontend: Frontend, capsys: Captured, *argv: str) -> tuple[int, dict[str, str]]:
     code = cli.run(["check", "--live", frontend.url, "--json", *argv])
     return code, {step["name"]: step["outcome"] for step in json.loads(capsys.readouterr().out)}
 
@@ -169,9 +173,7 @@ def proven(frontend: Frontend, capsys: pytest.CaptureFixture[str], *argv: str) -
 # --- status -----------------------------------------------------------------------------------------------
 
 
-def test_status_shows_models_instances_and_figures(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_models_instances_and_figures(frontend: Frontend, capsys: Captured) -> None:
     assert cli.run(["status", frontend.url, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ready"] is True
@@ -190,7 +192,7 @@ def test_status_shows_models_instances_and_figures(
     ]
 
 
-def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_is_a_table_with_the_role_of_each_worker(frontend: Frontend, capsys: Captured) -> None:
     assert cli.run(["status", frontend.url]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{frontend.url}  ready"
@@ -198,9 +200,6 @@ def test_status_text_is_a_table(frontend: Frontend, capsys: pytest.CaptureFixtur
         "MODEL  READY  CONTEXT  REQUESTS  IN FLIGHT  ERRORS",
         "tiny   yes    2048     9         3          2",
     ]
-
-
-def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
     frontend.components = ("backend", "backend-2", "prefill", "mine", "kv_terms", "admin")
     assert cli.run(["status", frontend.url]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[5:10]]
@@ -213,43 +212,41 @@ def test_status_names_the_role_of_each_worker(frontend: Frontend, capsys: pytest
     ]
 
 
-def test_status_of_a_system_without_a_model_says_so(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_what_cannot_answer_says_so(frontend: Frontend, capsys: Captured, tmp_path: Path) -> None:
+    assert cli.run(["status", frontend.url]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"no worker of namespace dynamo is in discovery at {tmp_path / 'discovery'}; start one, or "
+        "give --file-kv or --run-dir"
+    )
     frontend.models = []
     assert cli.run(["status", frontend.url]) == 0
     assert "not ready: no model can answer\n\nno worker is registered" in capsys.readouterr().out
-
-
-def test_status_where_nothing_listens_fails_with_what_to_do(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(["status", "http://127.0.0.1:1"]) == 1
-    assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "x"], ["check", "--live"]])
-@pytest.mark.parametrize("seconds", ["0", "nan", "-1"])
-def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
-    command: list[str], seconds: str, frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = command.index("-m") if "-m" in command else len(command)
-    argv = [*command[:place], frontend.url, *command[place:], f"--timeout={seconds}"]
-    assert cli.run(argv) == 2
-    assert "must be above 0" in capsys.readouterr().err
-
-
-def test_status_of_something_else_than_our_frontend_says_so(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
     frontend.closed = {"/health"}
     assert cli.run(["status", frontend.url]) == 1
     assert "/health is not that of a frontend" in capsys.readouterr().err
 
 
-def test_status_of_upstreams_frontend_is_that_of_its_models(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "hello"]])
+def test_command_where_nothing_listens_fails_with_what_to_do(
+    command: list[str], frontend: Frontend, capsys: Captured
 ) -> None:
+    assert cli.run([*command, "--url", "http://127.0.0.1:1"]) == 1
+    assert "error: nothing listens at http://127.0.0.1:1; start a system with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["status"], ["chat", "-m", "x"], ["check", "--live"]])
+def test_no_time_to_wait_is_refused_and_not_said_of_the_frontend(
+    command: list[str], frontend: Frontend, capsys: Captured
+) -> None:
+    place = command.index("-m") if "-m" in command else len(command)
+    for seconds in ("0", "nan", "-1"):
+        argv = [*command[:place], frontend.url, *command[place:], f"--timeout={seconds}"]
+        assert cli.run(argv) == 2
+        assert "must be above 0" in capsys.readouterr().err
+    assert cli.run(["status", frontend.url, "--watch", "0"]) == 2
+
+
+def test_status_of_upstreams_frontend_is_that_of_its_models(frontend: Frontend, capsys: Captured) -> None:
     frontend.is_upstreams, frontend.closed = True, {"/instances"}
     assert cli.run(["status", frontend.url, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -259,21 +256,8 @@ def test_status_of_upstreams_frontend_is_that_of_its_models(
     assert json.loads(capsys.readouterr().out)["ready"] is False
 
 
-def test_status_without_workers_in_discovery_says_where_it_looked(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert cli.run(["status", frontend.url]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"no worker of namespace dynamo is in discovery at {tmp_path / 'discovery'}; start one, or "
-        "give --file-kv or --run-dir"
-    )
-
-
-def test_status_asks_the_frontend_of_the_serve_that_runs_here(
-    frontend: Frontend,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_commands_ask_the_frontend_of_the_serve_that_runs_here(
+    frontend: Frontend, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home = {"HOME": str(tmp_path)}
     monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
@@ -282,12 +266,9 @@ def test_status_asks_the_frontend_of_the_serve_that_runs_here(
         folder.forget()
         folder.note(frontend.url)
         assert cli.run(["status"]) == 0
-    assert capsys.readouterr().out.startswith(f"{frontend.url}  ready")
-
-
-@pytest.mark.parametrize("words", [["--watch", "0"], ["--timeout", "-1"]])
-def test_status_with_a_time_that_is_none_is_refused(words: list[str], frontend: Frontend) -> None:
-    assert cli.run(["status", frontend.url, *words]) == 2
+        assert capsys.readouterr().out.startswith(f"{frontend.url}  ready")
+        assert cli.run(["chat", "-m", "hello"]) == 0
+        assert capsys.readouterr().out == "Good day\n"
 
 
 def worker(number: int, **told: Any) -> Worker:
@@ -304,7 +285,7 @@ def rank(number: int, hit_rate: float | None = 0.5, usage: float = 0.25) -> dict
     return {"rank": number, "hit_rate": hit_rate, **figures}
 
 
-def test_status_of_workers_stands_without_a_frontend() -> None:
+def test_status_of_workers_stands_without_a_frontend_and_fits_80_columns() -> None:
     lines = shown(
         worker(
             1,
@@ -324,6 +305,8 @@ def test_status_of_workers_stands_without_a_frontend() -> None:
         *("1", "aaaa01", "decode", "ready", "25 %", "50 %", "3", "1", "10", "tiny,alias", "sql,b (fetching)"),
         "3 min ago: the engine failed",
     ]
+    wide = shown(worker(2, role="prefill", state="draining", models=["m" * 60], ranks=[rank(0)]))
+    assert wide[-2].index("TOK/S") + len("TOK/S") < 80
 
 
 def test_status_of_a_worker_with_ranks_has_a_line_for_all_and_one_for_each() -> None:
@@ -333,11 +316,6 @@ def test_status_of_a_worker_with_ranks_has_a_line_for_all_and_one_for_each() -> 
         ["rank 0", "25 %", "50 %", "3", "1", "10"],
         ["rank 1", "75 %", "-", "3", "1", "10"],
     ]
-
-
-def test_figures_of_a_worker_fit_a_terminal_of_80_columns() -> None:
-    lines = shown(worker(2, role="prefill", state="draining", models=["m" * 60], ranks=[rank(0)]))
-    assert lines[-2].index("TOK/S") + len("TOK/S") < 80
 
 
 @pytest.mark.parametrize(
@@ -364,19 +342,15 @@ def test_status_json_has_both_parts_and_the_instance_of_discovery() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200000, "2 d")]
-)
-def test_time_since_is_said_in_one_unit(seconds: float, text: str) -> None:
-    assert units.ago(seconds) == text
+def test_time_since_is_said_in_one_unit() -> None:
+    texts = {0.4: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 200000: "2 d"}
+    assert {seconds: units.ago(seconds) for seconds in texts} == texts
 
 
 # --- chat -------------------------------------------------------------------------------------------------
 
 
-def test_one_message_prints_the_answer_and_ends(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_message_prints_the_answer_and_ends(frontend: Frontend, capsys: Captured) -> None:
     assert cli.run(["chat", frontend.url, "-m", "hello", "--max-tokens", "5", "--temperature", "0.5"]) == 0
     assert capsys.readouterr().out == "Good day\n"
     assert frontend.asked == [
@@ -390,9 +364,7 @@ def test_one_message_prints_the_answer_and_ends(
     ]
 
 
-def test_piped_text_is_the_message(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_piped_text_is_the_message(frontend: Frontend, monkeypatch: Patch, capsys: Captured) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
     assert cli.run(["chat", "--url", frontend.url]) == 0
     assert frontend.asked[0]["messages"][-1]["content"] == "from a pipe"
@@ -406,7 +378,7 @@ def test_piped_text_is_the_message(
     ],
 )
 def test_error_of_the_server_is_readable_and_ends_with_code_1(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str], argv: list[str], error: str
+    frontend: Frontend, capsys: Captured, argv: list[str], error: str
 ) -> None:
     frontend.error = {"message": "Service temporarily unavailable", "code": 503}
     assert cli.run(["chat", frontend.url, "-m", "hello", *argv]) == 1
@@ -414,7 +386,7 @@ def test_error_of_the_server_is_readable_and_ends_with_code_1(
 
 
 def test_names_and_errors_of_a_server_cannot_drive_the_terminal(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    frontend: Frontend, monkeypatch: Patch, capsys: Captured
 ) -> None:
     frontend.models = ["ti\x1b]0;title\x07ny\x9b31m"]
     frontend.error = {"message": "no\x1b[2J\r room\x08", "code": 503}
@@ -429,15 +401,7 @@ def test_names_and_errors_of_a_server_cannot_drive_the_terminal(
     )
 
 
-def test_chat_without_a_model_says_so(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.models = []
-    assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1
-    assert "serves no model yet" in capsys.readouterr().err
-
-
-def talk(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException], words: Any = ()
-) -> int:
+def talk(frontend: Frontend, monkeypatch: Patch, *lines: str | type[BaseException], words: Any = ()) -> int:
     """A terminal at which these lines are typed."""
     typed = iter(lines)
 
@@ -453,20 +417,21 @@ def talk(
     return cli.run(["chat", frontend.url, "--system", "Be kind.", *words])
 
 
-@pytest.mark.parametrize("command", ["/reset", "/clear"])
 def test_talk_goes_on_with_what_was_said_until_begun_anew(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, command: str
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert talk(frontend, monkeypatch, "one", "two", command, "three", "/exit", "four") == 0
+    words = ("one", "two", "/reset", "three", "/clear", "four", "/exit", "five")
+    assert talk(frontend, monkeypatch, *words) == 0
     assert [[m["content"] for m in body["messages"]] for body in frontend.asked] == [
         ["Be kind.", "one"],
         ["Be kind.", "one", "Good day", "two"],
         ["Be kind.", "three"],
+        ["Be kind.", "four"],
     ]
 
 
 def test_interrupt_at_the_prompt_and_an_error_leave_the_talk_open(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    frontend: Frontend, monkeypatch: Patch, capsys: Captured
 ) -> None:
     frontend.closed = {"/v1/chat/completions"}
     assert talk(frontend, monkeypatch, KeyboardInterrupt, "", "one", "/help") == 0
@@ -476,7 +441,7 @@ def test_interrupt_at_the_prompt_and_an_error_leave_the_talk_open(
 
 
 def test_interrupt_stops_the_answer_and_keeps_what_came(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    frontend: Frontend, monkeypatch: Patch, capsys: Captured
 ) -> None:
     whole = frontend_client.FrontendClient.stream
 
@@ -493,25 +458,17 @@ def test_interrupt_stops_the_answer_and_keeps_what_came(
 
 
 def test_thoughts_are_dim_on_a_terminal_and_do_not_go_back(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     frontend.thoughts = ["a ", "sum\x1b[31m\x9b31m"]
     assert talk(frontend, monkeypatch, "one", "two") == 0
     assert "\x1b[2ma sum[31m31m\x1b[0m\nGood day\n" in capsys.readouterr().out
     assert frontend.asked[1]["messages"][2] == {"role": "assistant", "content": "Good day"}
-
-
-def test_thoughts_are_hidden_by_the_flag(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frontend.thoughts = ["a sum"]
     assert talk(frontend, monkeypatch, "one", words=["--no-reasoning"]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == "Good day"
+    assert capsys.readouterr().out.splitlines()[1] == "Good day", "hidden by the flag"
 
 
-def test_another_program_gets_the_answer_alone(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_program_gets_the_answer_alone(frontend: Frontend, capsys: Captured) -> None:
     frontend.thoughts = ["a sum"]
     assert cli.run(["chat", frontend.url, "-m", "hello"]) == 0
     assert capsys.readouterr().out == "Good day\n"
@@ -520,9 +477,7 @@ def test_another_program_gets_the_answer_alone(
     assert "the answer is empty after the reasoning" in capsys.readouterr().err
 
 
-def test_talk_goes_on_with_another_model(
-    frontend: Frontend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_talk_goes_on_with_another_model(frontend: Frontend, monkeypatch: Patch, capsys: Captured) -> None:
     frontend.models = ["tiny", "small"]
     assert talk(frontend, monkeypatch, "one", "/model tiny", "two", "/model large", "/model") == 0
     assert [body["model"] for body in frontend.asked] == ["small", "tiny"]
@@ -532,53 +487,59 @@ def test_talk_goes_on_with_another_model(
     assert out.count("  small\n* tiny\n") == 2
 
 
-def test_chat_where_nothing_is_served_says_what_to_do(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(["chat", "http://127.0.0.1:1", "-m", "hello"]) == 1
-    assert "nothing listens at http://127.0.0.1:1; start a system with 'dynamo" in capsys.readouterr().err
+def test_chat_where_nothing_is_served_says_so(frontend: Frontend, capsys: Captured) -> None:
     frontend.models = []
     assert cli.run(["chat", frontend.url, "-m", "hello"]) == 1
     assert f"error: {frontend.url} serves no model yet" in capsys.readouterr().err
 
 
-def test_chat_talks_to_the_serve_that_runs_here(
-    frontend: Frontend,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    home = {"HOME": str(tmp_path)}
-    monkeypatch.setattr("dynamo_vllm.config.build.environment", lambda: home)
-    folder = run_folder.choose(None, home)
-    with folder.opened():
-        folder.note(frontend.url)
-        assert cli.run(["chat", "-m", "hello"]) == 0
-    assert capsys.readouterr().out == "Good day\n"
-
-
 # --- check --live -----------------------------------------------------------------------------------------
 
 
-def test_working_system_is_proven_in_every_step(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
+def test_working_system_is_proven_in_every_step_with_a_prompt_for_each(
+    frontend: Frontend, capsys: Captured
 ) -> None:
     code, steps = proven(frontend, capsys, "--strict")
     assert code == 0
     proofs = dict.fromkeys(("health", "model", "answer", "kv event", "prefix cache"), "ok")
     assert steps == {**proofs, "tiers": "skipped"}, "no worker can be found here"
-
-
-def test_steps_are_printed_with_figures(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", "--live", frontend.url]) == 0
     text = capsys.readouterr().out
     assert "the router knew 90% of a repeated prompt, 0% at first; event batches: 1; tries: 1 in" in text
     assert "640 of 700 prompt tokens came from the cache, 0 at first" in text
+    said = {json.dumps(body["messages"]) for body in frontend.asked if "messages" in body}
+    assert len(said) == 3  # the greeting, and one per proof
+
+
+@pytest.mark.parametrize(
+    ("router", "caches", "code", "strict", "event", "cache"),
+    [
+        ("kv", False, 1, 1, "FAILED", "FAILED"),
+        ("nats", True, 0, 0, "ok", "ok"),
+        ("predicts", True, 0, 1, "not proven", "ok"),
+        ("random", False, 0, 1, "not proven", "not proven"),
+    ],
+    ids=["events do not arrive", "events over NATS", "router predicts", "router ignores caches"],
+)
+def test_outcome_of_the_proofs_depends_on_router_and_caches(
+    frontend: Frontend,
+    capsys: Captured,
+    router: str,
+    caches: bool,
+    code: int,
+    strict: int,
+    event: str,
+    cache: str,
+) -> None:
+    frontend.router, frontend.caches = router, caches
+    found, steps = proven(frontend, capsys)
+    assert (found, steps["kv event"], steps["prefix cache"]) == (code, event, cache)
+    assert proven(frontend, capsys, "--strict")[0] == strict
 
 
 @pytest.mark.parametrize(("tokens", "outcome"), [(700, "ok"), (699, "ok"), (640, "FAILED")])
 def test_prefill_and_decode_are_proven_by_the_hand_over(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str], tokens: int, outcome: str
+    frontend: Frontend, capsys: Captured, tokens: int, outcome: str
 ) -> None:
     frontend.hands_over = tokens
     code, steps = proven(frontend, capsys, "--strict")
@@ -587,44 +548,7 @@ def test_prefill_and_decode_are_proven_by_the_hand_over(
     assert "prefix cache" not in steps
 
 
-def test_every_proof_uses_a_prompt_of_its_own(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert proven(frontend, capsys)[0] == 0
-    said = {json.dumps(body["messages"]) for body in frontend.asked if "messages" in body}
-    assert len(said) == 3  # the greeting, and one per proof
-
-
-def test_events_that_do_not_arrive_fail(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.caches = False
-    code, steps = proven(frontend, capsys)
-    assert code == 1
-    assert (steps["kv event"], steps["prefix cache"]) == ("FAILED", "FAILED")
-
-
-def test_events_over_nats_are_proven(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.router = "nats"
-    code, steps = proven(frontend, capsys, "--strict")
-    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "ok", "ok")
-
-
-def test_router_that_predicts_proves_no_event(frontend: Frontend, capsys: pytest.CaptureFixture[str]) -> None:
-    frontend.router = "predicts"
-    code, steps = proven(frontend, capsys)
-    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "not proven", "ok")
-
-
-def test_router_that_ignores_caches_fails_only_when_strict(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frontend.router, frontend.caches = "random", False
-    code, steps = proven(frontend, capsys)
-    assert (code, steps["kv event"], steps["prefix cache"]) == (0, "not proven", "not proven")
-    assert proven(frontend, capsys, "--strict")[0] == 1
-
-
-def test_model_without_chat_is_asked_by_completion(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_without_chat_is_asked_by_completion(frontend: Frontend, capsys: Captured) -> None:
     frontend.closed = {"/v1/chat/completions"}
     assert proven(frontend, capsys)[0] == 0
     assert "prompt" in frontend.asked[-1]
@@ -640,7 +564,7 @@ def test_model_without_chat_is_asked_by_completion(
 )
 def test_proof_ends_at_the_step_without_which_nothing_follows(
     frontend: Frontend,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
     closed: set[str],
     models: list[str],
     argv: list[str],
@@ -652,35 +576,21 @@ def test_proof_ends_at_the_step_without_which_nothing_follows(
     assert list(steps.items())[-1] == (failed, "FAILED")
 
 
-def test_upstreams_frontend_is_proven_by_its_models_and_answers(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_upstreams_frontend_is_proven_by_its_models_and_answers(frontend: Frontend, capsys: Captured) -> None:
     frontend.is_upstreams = True
     code, steps = proven(frontend, capsys, "--strict")
     assert (code, steps["health"], steps["answer"]) == (0, "ok", "ok")
     frontend.closed = {"/v1/chat/completions", "/v1/completions"}
     assert proven(frontend, capsys) == (1, {"health": "ok", "model": "ok", "answer": "FAILED"})
-
-
-def test_upstreams_frontend_without_a_model_is_not_healthy(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frontend.is_upstreams, frontend.models = True, []
+    frontend.models = []
     assert proven(frontend, capsys) == (1, {"health": "FAILED", "model": "FAILED"})
 
 
-def test_server_without_health_is_proven_by_its_models(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_server_without_health_is_proven_by_its_models(frontend: Frontend, capsys: Captured) -> None:
     frontend.closed = {"/health"}
     assert proven(frontend, capsys)[1]["health"] == "ok"
     frontend.closed = {"/health", "/v1/models"}
     assert proven(frontend, capsys) == (1, {"connection": "FAILED"})
-
-
-def test_unreachable_system_fails_with_one_step(
-    frontend: Frontend, capsys: pytest.CaptureFixture[str]
-) -> None:
     frontend.url = "127.0.0.1:1"
     assert proven(frontend, capsys) == (1, {"connection": "FAILED"})
 
@@ -704,28 +614,20 @@ LOADED = {"rank": 0, "prompt_tokens": 129, "tier_tokens": 128, "is_same": True}
 
 
 @pytest.mark.parametrize(
-    ("reply", "outcome", "figure"),
+    ("reply", "is_paused", "outcome", "figure"),
     [
-        (
-            {"ranks": [LOADED, LOADED]},
-            "ok",
-            "5e7: 256 of 258 prompt tokens came from its tiers",
-        ),
-        ({"ranks": [LOADED, {**LOADED, "tier_tokens": 0}]}, "FAILED", "5e7: 128 of 258 prompt tokens"),
-        ({"ranks": [{**LOADED, "is_same": False}]}, "FAILED", "with another answer"),
-        ({"status": "error", "message": "no room"}, "FAILED", "5e7: no room"),
+        ({"ranks": [LOADED, LOADED]}, False, "ok", "5e7: 256 of 258 prompt tokens came from its tiers"),
+        ({"ranks": [LOADED, {**LOADED, "tier_tokens": 0}]}, False, "FAILED", "128 of 258 prompt tokens"),
+        ({"ranks": [{**LOADED, "is_same": False}]}, False, "FAILED", "with another answer"),
+        ({"status": "error", "message": "no room"}, False, "FAILED", "5e7: no room"),
+        ({"ranks": [LOADED]}, True, "not proven", "its disk is paused"),
     ],
 )
 def test_tiers_are_proven_if_every_rank_gives_the_same_answer(
-    reply: dict[str, Any], outcome: str, figure: str
+    reply: dict[str, Any], is_paused: bool, outcome: str, figure: str
 ) -> None:
-    step = tier_proof.step("5e7", {"status": "success", **reply})
+    step = tier_proof.step("5e7", {"status": "success", **reply}, is_paused=is_paused)
     assert (step.outcome, figure in step.figure) == (outcome, True)
-
-
-def test_worker_with_a_paused_disk_is_not_proven() -> None:
-    step = tier_proof.step("5e7", {"status": "success", "ranks": [LOADED]}, is_paused=True)
-    assert (step.outcome, "its disk is paused" in step.figure) == ("not proven", True)
 
 
 def test_status_shows_tiers_of_workers_that_have_some() -> None:

@@ -33,22 +33,15 @@ def in_cache(home: Mapping[str, str], name: str) -> RunFolder:
 # --- run folders ------------------------------------------------------------------------------------------
 
 
-def test_folder_is_running_while_it_is_held(home: Mapping[str, str]) -> None:
-    folder = run_folder.choose(None, home)
+def test_folder_is_running_while_it_is_held(home: Mapping[str, str], tmp_path: Path) -> None:
+    folder, chosen = run_folder.choose(None, home), run_folder.choose(str(tmp_path / "mine"), home)
     assert run_folder.running(home) == []
+    with chosen.opened():
+        assert [running.path for running in run_folder.running(home)] == [tmp_path / "mine"]
     with folder.opened():
         assert run_folder.running(home) == [folder]
     assert run_folder.running(home) == []
-
-
-def test_folder_the_user_chose_is_found_too_and_leaves_no_link(
-    home: Mapping[str, str], tmp_path: Path
-) -> None:
-    folder = run_folder.choose(str(tmp_path / "mine"), home)
-    with folder.opened():
-        assert [found.path for found in run_folder.running(home)] == [tmp_path / "mine"]
-    assert folder.link is not None
-    assert not folder.link.is_symlink()
+    assert chosen.link is not None and not chosen.link.is_symlink(), "it leaves no link"
 
 
 def test_link_of_a_killed_serve_is_swept(home: Mapping[str, str], tmp_path: Path) -> None:
@@ -75,30 +68,20 @@ def test_somebody_who_looks_does_not_keep_serve_from_its_folder(home: Mapping[st
             assert folder.is_held
 
 
-def test_serve_tells_where_its_frontend_is(home: Mapping[str, str]) -> None:
-    folder = in_cache(home, "a")
-    assert folder.url is None
-    with folder.opened():
-        folder.note("http://127.0.0.1:8123")
-        assert folder.url == "http://127.0.0.1:8123"
-
-
 # --- the deployment ---------------------------------------------------------------------------------------
 
 
-def test_the_only_serve_is_meant(home: Mapping[str, str]) -> None:
-    with in_cache(home, "a").opened() as _:
+def test_the_only_serve_is_meant_unless_the_user_says_another_place(home: Mapping[str, str]) -> None:
+    assert deployment.find(AdminOptions(), home) == (AdminOptions(), None)
+    with in_cache(home, "a").opened():
         options, folder = deployment.find(AdminOptions(namespace="n"), home)
+        assert deployment.find(AdminOptions(bind_host="10.0.0.9"), home)[0].bind_host == "10.0.0.9"
+        for elsewhere in (AdminOptions(file_kv="/kv"), AdminOptions(discovery_backend="etcd")):
+            assert deployment.find(elsewhere, home) == (elsewhere, None)
     assert folder == in_cache(home, "a")
     assert options == AdminOptions(
         namespace="n", file_kv=str(in_cache(home, "a").discovery), bind_host="127.0.0.1"
     )
-
-
-def test_own_address_that_the_user_named_is_kept(home: Mapping[str, str]) -> None:
-    with in_cache(home, "a").opened():
-        options, _ = deployment.find(AdminOptions(bind_host="10.0.0.9"), home)
-    assert options.bind_host == "10.0.0.9"
 
 
 def test_serve_in_another_namespace_is_looked_for_there(home: Mapping[str, str]) -> None:
@@ -125,10 +108,6 @@ def test_serve_in_a_cluster_is_looked_for_there(home: Mapping[str, str]) -> None
     assert options == AdminOptions(**noted)
 
 
-def test_without_a_serve_the_runtimes_own_place_stands(home: Mapping[str, str]) -> None:
-    assert deployment.find(AdminOptions(), home) == (AdminOptions(), None)
-
-
 def test_url_of_another_server_is_not_taken_for_the_only_serve(home: Mapping[str, str]) -> None:
     with in_cache(home, "a").opened():
         in_cache(home, "a").note("http://127.0.0.1:8123")
@@ -151,12 +130,6 @@ def test_of_several_serves_one_must_be_named(home: Mapping[str, str]) -> None:
         assert deployment.find(AdminOptions(run_dir=str(first.path)), home)[1] == first
         assert deployment.find(AdminOptions(), home, "http://127.0.0.1:8123")[1] == second
         assert deployment.find(AdminOptions(), home, "http://127.0.0.1:9")[1] is None
-
-
-@pytest.mark.parametrize("options", [AdminOptions(file_kv="/kv"), AdminOptions(discovery_backend="etcd")])
-def test_what_the_user_says_stands(options: AdminOptions, home: Mapping[str, str]) -> None:
-    with in_cache(home, "a").opened():
-        assert deployment.find(options, home) == (options, None)
 
 
 def ended(home: Mapping[str, str], name: str, days_ago: float = 1) -> Path:

@@ -20,20 +20,20 @@ from dynamo_vllm.supervise.run_folder import RunFolder
 from harness.waiting import until
 
 
-@pytest.mark.parametrize(
-    ("words", "request_"),
-    [
-        ("processes", {"verb": "processes"}),
-        ("restart worker-1", {"verb": "restart", "name": "worker-1"}),
-        ("restart --drain-seconds 2 frontend", {"verb": "restart", "name": "frontend", "drain_seconds": 2.0}),
-        ("drain worker-1 --drain-seconds 0", {"verb": "drain", "name": "worker-1", "drain_seconds": 0.0}),
-        ("scale worker 3", {"verb": "scale", "group": "worker", "workers": 3}),
-        ("scale a 0 --drain-seconds 0", {"verb": "scale", "group": "a", "workers": 0, "drain_seconds": 0.0}),
-    ],
-)
-def test_words_become_a_request(words: str, request_: dict[str, object]) -> None:
-    name, *rest = words.split()
-    assert processes.understand(name, rest, {})[1] == request_
+def test_words_become_a_request() -> None:
+    for words, request in {
+        "processes": {"verb": "processes"},
+        "restart worker-1": {"verb": "restart", "name": "worker-1"},
+        "restart --drain-seconds 2 frontend": {"verb": "restart", "name": "frontend", "drain_seconds": 2.0},
+        "drain worker-1 --drain-seconds 0": {"verb": "drain", "name": "worker-1", "drain_seconds": 0.0},
+        "scale worker 3": {"verb": "scale", "group": "worker", "workers": 3},
+        "scale a 0 --drain-seconds 0": {"verb": "scale", "group": "a", "workers": 0, "drain_seconds": 0.0},
+    }.items():
+        name, *rest = words.split()
+        assert processes.understand(name, rest, {})[1] == request
+
+
+Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def run(folder: RunFolder, *words: str) -> int:
     return await asyncio.to_thread(cli.run, [*words, "--run-dir", str(folder.path)])
 
 
-async def test_processes_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_processes_are_a_table(tmp_path: Path, capsys: Captured) -> None:
     async with serve(tmp_path) as folder:
         assert await run(folder, "processes") == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -129,46 +129,25 @@ async def test_processes_are_a_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
 
 
-async def test_restart_prints_its_result_and_the_way_to_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_orders_print_their_result_and_the_way_to_it(tmp_path: Path, capsys: Captured) -> None:
     async with serve(tmp_path) as folder:
         assert await run(folder, "restart", "worker-1") == 0
-        assert tuple(capsys.readouterr()) == (
-            "worker-1: ready after 2.0 s, pid 7\n",
-            "worker-1: draining\n",
-        )
+        assert tuple(capsys.readouterr()) == ("worker-1: ready after 2.0 s, pid 7\n", "worker-1: draining\n")
         assert await run(folder, "restart", "worker-1", "--json") == 0
         assert json.loads(capsys.readouterr().out)["seconds"] == 2.04
-
-
-async def test_drain_says_how_to_start_the_worker_again_and_what_is_missing_until_then(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with serve(tmp_path) as folder:
         assert await run(folder, "drain", "worker-1") == 0
         assert capsys.readouterr().out == (
             "worker-1: drained and stopped after 0.5 s; 'dynamo-vllm restart worker-1' starts it again\n"
         )
         assert await run(folder, "drain", "worker-2") == 0
         assert "\nno other agg worker of m is in service: requests" in capsys.readouterr().out
-
-
-async def test_scale_to_what_is_there_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with serve(tmp_path) as folder:
         assert await run(folder, "scale", "worker", "1") == 0
-    assert capsys.readouterr().out == "worker: 1 worker (nothing to do) after 0.0 s\n"
-
-
-async def test_more_workers_than_a_slip_of_the_keyboard_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with serve(tmp_path) as folder:
+        assert capsys.readouterr().out == "worker: 1 worker (nothing to do) after 0.0 s\n"
         assert await run(folder, "scale", "worker", "1000") == 2
-    assert "<= 256" in capsys.readouterr().err
+        assert "<= 256" in capsys.readouterr().err, "a slip of the keyboard"
 
 
-async def test_serve_that_takes_no_orders_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_serve_that_takes_no_orders_is_said(tmp_path: Path, capsys: Captured) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.opened():
         assert await run(folder, "processes") == 1

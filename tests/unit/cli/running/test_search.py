@@ -19,6 +19,8 @@ from dynamo_vllm.cli.running import search, search_passages
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.models import demo
 
+Captured = pytest.CaptureFixture[str]
+
 WORDS = ("cat", "dog", "ship", "sea", "tree")
 APIS = {"chat": ["chat"], "vectors": ["embeddings", "rerank"], "ranker": ["classify", "rerank"]}
 
@@ -119,29 +121,23 @@ def ask(server: Server, notes: Path, *words: str) -> int:
     return cli.run(["search", server.url, "cat or ship", "--folder", str(notes), *words])
 
 
-def test_three_models_answer_together(
-    server: Server, notes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_three_models_answer_together(server: Server, notes: Path, capsys: Captured) -> None:
     assert ask(server, notes) == 0
     said = capsys.readouterr().out
     first, _, second, *_ = said.splitlines()
     assert first.split()[2] == "inner/sea.txt" and second.split()[2:] == ["animals.md", "Pets"]
     assert "chat: It is there." in said
     assert "4 passages, chat by chat, embeddings by vectors, reranking by ranker" in said
-
-
-def test_a_frontend_that_does_not_say_what_models_are_for_is_tried(
-    server: Server, notes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    system, user = server.bodies("/v1/chat/completions")[-1]["messages"]
+    assert "inner/sea.txt: ship on the sea" in system["content"], "for a model that calls no tool"
+    assert user["content"] == "cat or ship"
     server.says_apis, server.bare_rankings = False, True
     assert ask(server, notes) == 0
-    said = capsys.readouterr().out
-    assert "embeddings by vectors, reranking by ranker" in said and "chat: It is there." in said
+    tried = capsys.readouterr().out
+    assert "embeddings by vectors, reranking by ranker" in tried and "chat: It is there." in tried
 
 
-def test_the_chat_model_may_say_what_to_look_for(
-    server: Server, notes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_chat_model_may_say_what_to_look_for(server: Server, notes: Path, capsys: Captured) -> None:
     server.tool_query = "tree"
     assert ask(server, notes, "--no-rerank") == 0
     said = capsys.readouterr().out
@@ -151,15 +147,7 @@ def test_the_chat_model_may_say_what_to_look_for(
     assert last[-1]["tool_call_id"] == "c" and last[-1]["content"].startswith("wood.md: Wood")
 
 
-def test_passages_are_in_the_prompt_of_a_model_that_calls_no_tool(server: Server, notes: Path) -> None:
-    assert ask(server, notes) == 0
-    system, user = server.bodies("/v1/chat/completions")[-1]["messages"]
-    assert "inner/sea.txt: ship on the sea" in system["content"] and user["content"] == "cat or ship"
-
-
-def test_demo_chat_gets_the_question_alone(
-    server: Server, notes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_demo_chat_gets_the_question_alone(server: Server, notes: Path, capsys: Captured) -> None:
     server.models = {"demo-chat": ["chat"], "vectors": APIS["vectors"]}
     assert ask(server, notes) == 0
     (body,) = server.bodies("/v1/chat/completions")
@@ -167,23 +155,19 @@ def test_demo_chat_gets_the_question_alone(
     assert "demo-chat (from its training; it cannot read pages): It is there." in capsys.readouterr().out
 
 
-def test_vectors_of_passages_are_kept(server: Server, notes: Path) -> None:
+@pytest.mark.parametrize(("turned", "counts"), [(False, [1, 4, 1, 1]), (True, [1, 4, 1, 1, 4])])
+def test_vectors_of_passages_are_kept_unless_they_are_of_another_model(
+    server: Server, notes: Path, turned: bool, counts: list[int]
+) -> None:
+    """The question, all passages; then the question, and one to compare."""
     ask(server, notes)
+    server.turned = turned
     ask(server, notes)
-    counts = [len(body["input"]) for body in server.bodies("/v1/embeddings")]
-    assert counts == [1, 4, 1, 1]  # the question, all passages; then the question, and one to compare
-
-
-def test_kept_vectors_of_another_model_are_not_used(server: Server, notes: Path) -> None:
-    ask(server, notes)
-    server.turned = True
-    ask(server, notes)
-    counts = [len(body["input"]) for body in server.bodies("/v1/embeddings")]
-    assert counts == [1, 4, 1, 1, 4]
+    assert [len(body["input"]) for body in server.bodies("/v1/embeddings")] == counts
 
 
 def test_without_other_models_the_nearest_pages_are_printed(
-    server: Server, notes: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, notes: Path, capsys: Captured
 ) -> None:
     server.models = {"vectors": APIS["vectors"]}
     assert ask(server, notes, "--top", "1", "--json") == 0
@@ -203,7 +187,7 @@ def test_without_other_models_the_nearest_pages_are_printed(
     ],
 )
 def test_what_cannot_work_is_said(
-    server: Server, notes: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    server: Server, notes: Path, words: tuple[str, ...], message: str, capsys: Captured
 ) -> None:
     assert ask(server, notes, *words) in (1, 2)
     assert message in capsys.readouterr().err

@@ -41,24 +41,15 @@ class Time:
             await watch(self.look, self.shown.append, seconds, self.clock, self.sleep)
 
 
-async def test_looks_are_an_interval_apart_however_long_they_take() -> None:
-    time = Time(0.5, 1.5, 0)
+async def test_looks_are_an_interval_apart_and_a_slow_one_is_followed_at_once_by_one() -> None:
+    time = Time(0.5, 1.5, 0, 7, 0, 0)
     await time.run(2)
-    assert time.looked_at == [100, 102, 104]
-    assert time.shown == ["at 100.5", "at 103.5", "at 104"]
+    assert time.looked_at == [100, 102, 104, 106, 113, 115]
+    assert time.shown == [f"at {ended}" for ended in (100.5, 103.5, 104, 113, 113, 115)]
 
 
-async def test_slow_look_is_followed_at_once_and_not_by_several() -> None:
-    time = Time(7, 0, 0)
-    await time.run(2)
-    assert time.looked_at == [100, 107, 109]
-
-
-def test_picture_is_written_over_the_one_before_without_clearing_it() -> None:
+def test_picture_is_written_over_the_one_before_and_cut_to_the_terminal() -> None:
     assert frame("ab\nc", 80, 24) == "\x1b[Hab\x1b[K\r\nc\x1b[K\x1b[J"
-
-
-def test_picture_larger_than_the_terminal_is_cut_and_says_so() -> None:
     rows = frame("\n".join("x" * 50 for _ in range(10)), 20, 4).split("\r\n")
     assert len(rows) == 4
     assert rows[0] == "\x1b[H" + "x" * 19 + "\x1b[K"

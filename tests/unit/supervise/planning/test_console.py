@@ -22,10 +22,12 @@ from dynamo_vllm.supervise.run_folder import RunFolder
 DISCOVERY = Path("/run/x/discovery")
 
 
+WORKER = WorkerGroup(options={"engine": "fake"})
+
+
 def planned(env: dict[str, str] | None = None, *, gateway: bool = False, **settings: Any) -> Plan:
     place = ConsolePlace(ConsoleSettings(**settings), 8001, DISCOVERY.parent)
-    options: dict[str, object] = {"engine": "fake"}
-    wanted = Topology(model="m", workers=(WorkerGroup(options=options),), gateway={} if gateway else None)
+    wanted = Topology(model="m", workers=(WORKER,), gateway={} if gateway else None)
     beside = GatewayPlace("/g", 9000, 9001, 9002) if gateway else None
     return plan.make(wanted, env or {}, DISCOVERY, gateway=beside, console=place)
 
@@ -45,13 +47,18 @@ def options_of(process: Process) -> ConsoleOptions:
 
 
 def test_console_is_told_of_its_deployment_and_nothing_ends_with_it() -> None:
-    process = console_of(planned())
+    hosts = ("a", "b")
+    process = console_of(planned(console_read_only=True, console_hosts=hosts, console_grafana="http://g/"))
     options = options_of(process)
     assert (options.url, options.frontend) == ("http://127.0.0.1:8000", ("http://127.0.0.1:8000",))
     assert (options.console_port, options.serve_folder) == (8001, "/run/x")
     assert options.discovery_folder == DISCOVERY
     assert (process.is_essential, process.is_worker) == (False, False)
     assert process.url == "http://127.0.0.1:8001/" and process.health == "http://127.0.0.1:8001/live"
+    assert options.console_read_only and options.console_hosts == hosts
+    assert options.console_grafana == "http://g/"
+    without = plan.make(Topology(model="m", workers=(WORKER,)), {}, DISCOVERY)
+    assert "console" not in {process.name for process in without.processes}
 
 
 def test_behind_a_gateway_it_reads_the_frontend_and_asks_through_the_gateway() -> None:
@@ -71,36 +78,21 @@ def test_database_of_a_gateway_with_keys_goes_as_a_variable() -> None:
     opened = Topology(frontend=frontend, gateway={"database": url, "open": True})
     assert serve_console.place(ConsoleSettings(), opened, {}, RunFolder(Path("/r"))).database is None
     assert serve_console.place(ConsoleSettings(), Topology(), {}, RunFolder(Path("/r"))).database is None
-    wanted = Topology(model="m", workers=(WorkerGroup(options={"engine": "fake"}),))
+    wanted = Topology(model="m", workers=(WORKER,))
     process = console_of(plan.make(wanted, {}, DISCOVERY, console=place))
     assert options_of(process).database == url and "secret" not in " ".join(process.argv)
 
 
-def test_token_of_the_workers_goes_as_a_variable() -> None:
+def test_other_machines_need_the_token_of_the_workers_which_goes_as_a_variable() -> None:
     place = ConsolePlace(ConsoleSettings(console_host="0.0.0.0"), 8001, DISCOVERY.parent)
     group = WorkerGroup(options={"engine": "fake", "admin_token": "t0ken"})
     process = console_of(plan.make(Topology(model="m", workers=(group,)), {}, DISCOVERY, console=place))
     assert options_of(process).admin_token == "t0ken"
     assert "t0ken" not in " ".join(process.argv)
     assert process.health == "http://127.0.0.1:8001/live"
-
-
-def test_other_machines_need_a_token() -> None:
     with pytest.raises(ConfigError, match="give --admin-token"):
         planned(console_host="0.0.0.0")
     assert options_of(console_of(planned({"DYN_VLLM_ADMIN_TOKEN": "t"}, console_host="0.0.0.0"))).admin_token
-
-
-def test_settings_reach_it() -> None:
-    made = planned(console_read_only=True, console_hosts=("a", "b"), console_grafana="http://g/")
-    options = options_of(console_of(made))
-    assert options.console_read_only and options.console_hosts == ("a", "b")
-    assert options.console_grafana == "http://g/"
-
-
-def test_plan_without_a_place_has_none() -> None:
-    made = plan.make(Topology(model="m", workers=(WorkerGroup(options={"engine": "fake"}),)), {}, DISCOVERY)
-    assert "console" not in {process.name for process in made.processes}
 
 
 def planned_with_ports(place: ConsolePlace, **worker: Any) -> Plan:

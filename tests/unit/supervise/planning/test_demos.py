@@ -52,39 +52,22 @@ def group_of(
 # --- what is started ------------------------------------------------------------------------------------
 
 
-def test_every_choice_is_a_demo() -> None:
-    assert set(demos.DEMOS) == set(DEMOS)
-
-
-def test_chat_has_its_name_its_parsers_and_starts_quickly_on_a_cpu(root: Path) -> None:
-    found = group_of()
-    assert found.options == {
+def test_chat_has_its_name_its_parsers_and_starts_quickly_and_lora_is_chat_with_both_adapters(
+    root: Path,
+) -> None:
+    chat, lora = group_of(), group_of(name="lora")
+    assert chat.options == {
         "model": str(root / "chat"),
         "served_model_name": ("demo-chat",),
         "tool_call_parser": "hermes",
         "reasoning_parser": "qwen3",
     }
-    assert found.args == ("--enforce-eager", "--dtype", "float32")
-    assert found.env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
-
-
-def test_lora_is_chat_with_both_adapters(root: Path) -> None:
-    found = group_of(name="lora")
-    chat = group_of()
-    assert found.options == {
-        **chat.options,
-        "lora_enabled": True,
-        "lora_modules": (
-            f"demo-lora-capitals={root / 'lora-capitals'}",
-            f"demo-lora-chinese={root / 'lora-chinese'}",
-        ),
-    }
-    assert found.args == chat.args
-
-
-def test_demo_on_a_gpu_leaves_type_and_cache_to_vllm(root: Path) -> None:
-    found = group_of(device="cuda")
-    assert (found.args, found.env) == (("--enforce-eager",), {})
+    assert chat.args == lora.args == ("--enforce-eager", "--dtype", "float32")
+    assert chat.env == {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    names = ("lora-capitals", "lora-chinese")
+    adapters = tuple(f"demo-{name}={root / name}" for name in names)
+    assert lora.options == {**chat.options, "lora_enabled": True, "lora_modules": adapters}
+    assert set(demos.DEMOS) == set(DEMOS)
 
 
 def test_demo_takes_what_the_user_set(root: Path) -> None:
@@ -97,14 +80,12 @@ def test_demo_takes_what_the_user_set(root: Path) -> None:
     assert (found.args, found.env) == (group.args, {})
 
 
-def test_cache_size_by_flag_is_not_overruled_by_a_variable(root: Path) -> None:
-    found = group_of(WorkerGroup(args=("--kv-cache-memory-bytes", "4G")))
-    assert found.env == {}
-
-
-def test_demo_behind_the_fake_engine_has_no_flags_of_vllm(root: Path) -> None:
-    found = group_of(WorkerGroup(options={"engine": "fake"}))
-    assert (found.args, found.env) == ((), {})
+def test_demo_leaves_out_what_flags_or_the_engine_decide(root: Path) -> None:
+    on_gpu = group_of(device="cuda")
+    assert (on_gpu.args, on_gpu.env) == (("--enforce-eager",), {})
+    assert group_of(WorkerGroup(args=("--kv-cache-memory-bytes", "4G"))).env == {}
+    fake = group_of(WorkerGroup(options={"engine": "fake"}))
+    assert (fake.args, fake.env) == ((), {})
 
 
 @pytest.mark.parametrize("env", [{"DYN_VLLM_MODEL": "m"}, {}])
@@ -112,27 +93,26 @@ def test_named_model_needs_no_demo(env: dict[str, str]) -> None:
     assert not demos.lacks_model(Topology(model=None if env else "m"), env)
 
 
-def test_prefill_and_decode_workers_both_serve_the_demo(root: Path) -> None:
-    _, wanted = serve.understand(["--demo", "lora", "--prefill", "1", "--decode", "2"], {})
-    prefill, decode = demos.put_in(wanted, demos.DEMOS["lora"], {}, "cpu").workers
+def planned(words: str, name: str) -> tuple[WorkerGroup, ...]:
+    _, wanted = serve.understand(["--demo", name, *words.split()], {})
+    return demos.put_in(wanted, demos.DEMOS[name], {}, "cpu").workers
+
+
+def test_workers_of_every_role_serve_the_demo(root: Path) -> None:
+    prefill, decode = planned("--prefill 1 --decode 2", "lora")
     assert (prefill.options["disaggregation_mode"], prefill.count) == ("prefill", 1)
     assert (decode.options["disaggregation_mode"], decode.count) == ("decode", 2)
     assert prefill.options["lora_modules"] == decode.options["lora_modules"]
+    sees, encodes = planned("--encode 1", "vision")
+    assert sees.options["route_to_encoder"] is True
+    assert encodes.options["disaggregation_mode"] == "encode"
+    assert sees.options["model"] == encodes.options["model"] == str(root / "vision")
 
 
 @pytest.mark.parametrize("name", ["chat", "lora", "image", "all"])
 def test_encoder_of_a_model_without_pictures_is_refused(root: Path, name: str) -> None:
-    _, wanted = serve.understand(["--demo", name, "--encode", "1"], {})
     with pytest.raises(ConfigError, match=r"nothing to do for demo-\w+, which takes no images; add --demo"):
-        demos.put_in(wanted, demos.DEMOS[name], {}, "cpu")
-
-
-def test_encoder_of_the_model_that_sees_is_planned(root: Path) -> None:
-    _, wanted = serve.understand(["--demo", "vision", "--encode", "1"], {})
-    sees, encodes = demos.put_in(wanted, demos.DEMOS["vision"], {}, "cpu").workers
-    assert sees.options["route_to_encoder"] is True
-    assert encodes.options["disaggregation_mode"] == "encode"
-    assert sees.options["model"] == encodes.options["model"] == str(root / "vision")
+        planned("--encode 1", name)
 
 
 def test_several_models_are_a_worker_each_and_share_a_gpu(root: Path) -> None:
@@ -211,9 +191,6 @@ def test_demo_and_a_file_with_workers_are_refused(tmp_path: Path) -> None:
         serve.understand(["--demo", "lora", "--config", str(file)], {})
     file.write_text("frontend: {port: 1}\n")
     assert serve.understand(["--demo", "lora", "--config", str(file)], {})[0].demo == "lora"
-
-
-def test_model_as_the_first_word_and_a_demo_are_refused() -> None:
     with pytest.raises(ConfigError, match="--demo chat has its own model; leave out --demo or m"):
         serve.understand(["m", "--demo", "chat"], {})
 
@@ -237,12 +214,8 @@ def test_vllm_that_was_not_tested_whole_is_told_in_the_terminal_once(
 # --- what the package carries ---------------------------------------------------------------------------
 
 
-def test_all_demo_models_are_in_the_package() -> None:
-    for name in models.NAMES:
-        assert models.folder(name).is_dir()
-
-
-def test_models_in_the_package_are_small() -> None:
+def test_all_demo_models_are_in_the_package_and_small() -> None:
+    assert all(models.folder(name).is_dir() for name in models.NAMES)
     files = [file for file in models.ROOT.rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= MAX_BYTES
 

@@ -27,11 +27,7 @@ def wanted(gateway: dict[str, object] | None) -> Topology:
 @pytest.mark.parametrize(
     ("gateway", "console", "message"),
     [
-        (
-            None,
-            ConsoleSettings(),
-            "--gateway-console needs a gateway with keys: give --gateway, without --open",
-        ),
+        (None, ConsoleSettings(), "needs a gateway with keys: give --gateway, without --open"),
         ({"open": True}, ConsoleSettings(), "--gateway-console needs a gateway with keys"),
         ({}, None, "--gateway-console and --no-console contradict each other"),
     ],

@@ -18,12 +18,8 @@ from dynamo_vllm.supervise.planning import gateway, plan
 from dynamo_vllm.supervise.planning.gateway import GatewayPlace
 
 PLACE = GatewayPlace("/run/g", 1001, 1002, 1003)
-QWEN3_RERANKER = json.dumps(
-    {
-        "architectures": ["Qwen3ForSequenceClassification"],
-        "classifier_from_token": ["no", "yes"],
-        "is_original_qwen3_reranker": True,
-    }
+QWEN3_RERANKER = (
+    '{"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"]}'
 )
 
 
@@ -98,21 +94,14 @@ def test_without_envoy_one_line_says_so(
     assert said.count("\n") == 1 and "dynamo-vllm[gateway]" in said and "/v1/score" in said
 
 
-def test_keys_make_a_gateway_with_keys(ranker: str) -> None:
+def test_words_and_keys_decide_what_the_gateway_asks_for(ranker: str) -> None:
     options, wanted = serve.understand((ranker,), {})
-    found = serve.with_gateway(wanted, options, {"VLLM_API_KEY": "a-long-enough-key"})
-    made = plan.make(found, {}, Path("/run/x/discovery"), gateway=PLACE)
-    assert made.needs_key
-
-
-def test_open_and_gateway_together_are_a_gateway_without_keys() -> None:
+    keys = serve.with_gateway(wanted, options, {"VLLM_API_KEY": "a-long-enough-key"})
+    assert plan.make(keys, {}, Path("/run/x/discovery"), gateway=PLACE).needs_key
     options, wanted = serve.understand(("m", "--open", "--gateway", "--host", "0.0.0.0"), {})
     assert serve.with_gateway(wanted, options, {}).gateway == {"open": True}
     options, wanted = serve.understand(("m", "--open"), {})
     assert serve.with_gateway(wanted, options, {}).gateway is None
-
-
-def test_open_beside_a_key_is_refused() -> None:
     options, wanted = serve.understand(("m", "--open", "--api-key", "a-long-enough-key"), {})
     with pytest.raises(ConfigError, match="--open lets everybody in without a key"):
         serve.with_gateway(wanted, options, {})

@@ -45,12 +45,9 @@ def named(*groups: WorkerGroup, model: str | None = "m") -> list[str | None]:
     return [group.name for group in group_names.named(Topology(model=model, workers=groups), {}).workers]
 
 
-def test_group_is_called_as_its_processes_are() -> None:
+def test_group_is_called_as_its_processes_or_as_its_model_unless_it_has_a_name() -> None:
     assert list(pool_of(made("m", "--prefill", "1", "--decode", "2")).groups) == ["prefill", "decode"]
     assert list(pool_of(made("m", "--workers", "3")).groups) == ["worker"]
-
-
-def test_groups_of_several_models_are_called_as_their_models() -> None:
     groups = (
         WorkerGroup(options={**FAKE, "model": "/models/a b"}),
         WorkerGroup(options={**FAKE, "model": "org/b", "served_model_name": ("bee",)}),
@@ -58,9 +55,6 @@ def test_groups_of_several_models_are_called_as_their_models() -> None:
         WorkerGroup(options={**FAKE, "disaggregation_mode": "prefill"}),
     )
     assert named(*groups) == ["a-b", "bee", "a-b.2", "prefill"]
-
-
-def test_name_in_the_file_stays() -> None:
     assert named(WorkerGroup(name="worker"), WorkerGroup()) == ["worker", "worker.2"]
 
 
@@ -85,6 +79,10 @@ def test_more_workers_are_like_the_others() -> None:
     assert names([first, second, third]) == ["worker-1", "worker-2", "worker-3"]
     assert first.argv == second.argv == third.argv
     assert (second.drain_seconds, second.role, second.group) == (7.0, "agg", "worker")
+    with_engine = made("m")
+    (more,) = pool_of(with_engine).more("worker", with_engine.workers, 1)
+    assert "DYN_VLLM_ENGINES_HERE" not in with_engine.workers[0].env
+    assert more.env["DYN_VLLM_ENGINES_HERE"] == "2"
 
 
 def test_name_of_an_ended_worker_is_given_again() -> None:
@@ -116,33 +114,21 @@ def test_refused_workers_take_nothing() -> None:
     assert (more.name, more.env["CUDA_VISIBLE_DEVICES"]) == ("worker-2", "2,3")
 
 
-def test_new_worker_is_told_the_number_of_engines() -> None:
-    found = made("m")
-    (more,) = pool_of(found).more("worker", found.workers, 1)
-    assert "DYN_VLLM_ENGINES_HERE" not in found.workers[0].env
-    assert more.env["DYN_VLLM_ENGINES_HERE"] == "2"
-
-
-def test_named_ports_go_on_and_come_back() -> None:
+def test_named_ports_go_on_and_come_back_unless_another_program_has_them() -> None:
     first = free_ports(3)
     found = made("m", "--engine", "fake", "--system-port", str(first))
     pool = pool_of(found)
-    second, third = pool.more("worker", found.workers, 2)
-    assert [second.port, third.port] == [first + 1, first + 2]
-    pool.release(second)
-    (again,) = pool.more("worker", [*found.workers, third], 1)
-    assert again.port == first + 1
-
-
-def test_named_port_that_another_program_has_is_refused() -> None:
-    first = free_ports(2)
-    found = made("m", "--engine", "fake", "--system-port", str(first))
     with (
         socket.create_server(("127.0.0.1", first + 1)),
         pytest.raises(StartError, match=f"--system-port {first + 1}"),
     ):
-        pool_of(found).more("worker", found.workers, 1)
-    assert names(pool_of(found).more("worker", found.workers, 1)) == ["worker-2"]
+        pool.more("worker", found.workers, 1)
+    second, third = pool.more("worker", found.workers, 2)
+    assert names([second, third]) == ["worker-2", "worker-3"]
+    assert [second.port, third.port] == [first + 1, first + 2]
+    pool.release(second)
+    (again,) = pool.more("worker", [*found.workers, third], 1)
+    assert again.port == first + 1
 
 
 def test_tiers_that_do_not_fit_beside_the_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

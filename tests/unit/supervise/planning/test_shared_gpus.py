@@ -55,25 +55,19 @@ def assigned(
     ]
 
 
-def test_three_models_share_one_gpu(chat: WorkerGroup, embed: WorkerGroup, rerank: WorkerGroup) -> None:
-    assert assigned(chat, embed, rerank, gpus=["0"]) == [("0", "0.8"), ("0", "0.05"), ("0", "0.07")]
-    assert assigned(embed, chat, gpus=["0"]) == [("0", "0.05"), ("0", "0.87")]
-
-
-def test_models_have_gpus_of_their_own_while_there_are_enough(chat: WorkerGroup, embed: WorkerGroup) -> None:
-    assert assigned(chat, embed, gpus=["0", "1"]) == [("0", None), ("1", None)]
-
-
-def test_a_free_gpu_is_shared_by_the_small_models(
+def test_small_models_share_a_gpu_where_there_are_too_few(
     chat: WorkerGroup, embed: WorkerGroup, rerank: WorkerGroup
 ) -> None:
+    assert assigned(chat, embed, rerank, gpus=["0"]) == [("0", "0.8"), ("0", "0.05"), ("0", "0.07")]
+    assert assigned(embed, chat, gpus=["0"]) == [("0", "0.05"), ("0", "0.87")]
+    assert assigned(chat, embed, gpus=["0", "1"]) == [("0", None), ("1", None)], "there are enough"
     assert assigned(chat, embed, rerank, gpus=["4", "5"]) == [("4", None), ("5", "0.05"), ("5", "0.07")]
-
-
-def test_a_wide_model_leaves_room_on_its_last_gpus(chat: WorkerGroup, embed: WorkerGroup) -> None:
     wide = WorkerGroup(count=2, options=chat.options, args=("-tp", "2"))
     found = assigned(wide, embed, gpus=["0", "1", "2", "3"])
-    assert found == [("0,1", None), ("2,3", "0.87"), ("3", "0.05")]
+    assert found == [("0,1", None), ("2,3", "0.87"), ("3", "0.05")], "on its last GPUs"
+    named = WorkerGroup(options=chat.options, env={"CUDA_VISIBLE_DEVICES": "0"})
+    other = WorkerGroup(options={"model": "org/other"})
+    assert assigned(named, other, embed, gpus=["0", "1"]) == [("0", None), ("1", "0.87"), ("1", "0.05")]
 
 
 def test_what_the_user_says_stands(chat: WorkerGroup, embed: WorkerGroup) -> None:
@@ -85,28 +79,16 @@ def test_what_the_user_says_stands(chat: WorkerGroup, embed: WorkerGroup) -> Non
         assigned(WorkerGroup(options=chat.options, args=(SHARE, "0.97")), embed, gpus=["0"])
 
 
-def test_two_models_that_generate_do_not_share(chat: WorkerGroup, embed: WorkerGroup) -> None:
+def test_what_cannot_share_a_gpu_is_refused(chat: WorkerGroup, embed: WorkerGroup, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not enough GPUs"):
         assigned(chat, WorkerGroup(options={"model": "org/other"}), embed, gpus=["0"])
-
-
-def test_a_gpu_that_is_too_small_is_refused(chat: WorkerGroup, tmp_path: Path) -> None:
     large = WorkerGroup(options={"model": model(tmp_path / "large", "BertModel", 10)})
     with pytest.raises(ConfigError, match="small models would leave 37% of GPU 0 for .*chat; start fewer"):
         assigned(chat, large, gpus=["0"], memory=24 * GIB)
-
-
-@pytest.mark.parametrize("memory", [None, GPU])
-def test_a_model_of_unknown_size_needs_a_gpu(chat: WorkerGroup, memory: int | None) -> None:
     unknown = WorkerGroup(options={"model": "org/embed", "disaggregation_mode": "pooling"})
-    with pytest.raises(ConfigError, match="not enough GPUs: worker-2 needs 1"):
-        assigned(chat, unknown, gpus=["0"], memory=memory)
-
-
-def test_gpus_that_a_group_names_are_left_to_it(chat: WorkerGroup, embed: WorkerGroup) -> None:
-    named = WorkerGroup(options=chat.options, env={"CUDA_VISIBLE_DEVICES": "0"})
-    other = WorkerGroup(options={"model": "org/other"})
-    assert assigned(named, other, embed, gpus=["0", "1"]) == [("0", None), ("1", "0.87"), ("1", "0.05")]
+    for memory in (None, GPU):
+        with pytest.raises(ConfigError, match="not enough GPUs: worker-2 needs 1"):
+            assigned(chat, unknown, gpus=["0"], memory=memory)
 
 
 def test_what_is_shared_is_said(chat: WorkerGroup, embed: WorkerGroup) -> None:

@@ -25,17 +25,25 @@ sys.exit(7)
 """
 
 
+SLEEPS = "import signal; signal.pause()"
+
+
+async def started(folder: Path, script: str) -> Child:
+    argv = (sys.executable, "-IS", "-c", script)
+    plan = Process("frontend", argv, dict(os.environ), "http://127.0.0.1:{port}/live", 1, 0.0, None)
+    return await children.start(plan, folder / "log", lambda *_: None, children.start_from_scratch)
+
+
 async def ended(folder: Path, script: str = LEAVES) -> Child:
     """A process that has ended, and was not ended."""
-    env = dict(os.environ)
-    argv = (sys.executable, "-c", script)
-    plan = Process("frontend", argv, env, "http://127.0.0.1:{port}/live", 1, 0.0, None)
-    child = await children.start(plan, folder / "frontend.log", lambda *_: None, children.start_from_scratch)
+    child = await started(folder, script)
     await child.wait()
     return child
 
 
-async def test_number_is_kept_until_the_group_is_gone(tmp_path: Path) -> None:
+async def test_number_is_kept_until_the_group_is_gone_and_nothing_is_signalled_behind_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = await ended(tmp_path)
     left = psutil.Process(int(child.written()))
     assert child.exit_code == 7
@@ -43,6 +51,12 @@ async def test_number_is_kept_until_the_group_is_gone(tmp_path: Path) -> None:
     assert await child.destroy() == []
     assert survivors([left]) == []
     assert not psutil.pid_exists(child.pid)
+    signalled: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: signalled.append(group))
+    child.kill_group()
+    child.terminate()
+    assert await child.destroy() == []
+    assert signalled == []
 
 
 async def test_kernel_that_cannot_tell_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,23 +71,8 @@ async def test_kernel_that_cannot_tell_is_asked(tmp_path: Path, monkeypatch: pyt
     assert not psutil.pid_exists(child.pid)
 
 
-async def test_nothing_is_signalled_behind_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = await ended(tmp_path)
-    await child.destroy()
-    signalled: list[int] = []
-    monkeypatch.setattr(os, "killpg", lambda group, _: signalled.append(group))
-    child.kill_group()
-    child.terminate()
-    assert await child.destroy() == []
-    assert signalled == []
-
-
 async def test_abandoned_process_leaves_no_zombie(tmp_path: Path) -> None:
-    argv = (sys.executable, "-c", "import signal; signal.pause()")
-    plan = Process("frontend", argv, dict(os.environ), "http://127.0.0.1:{port}/live", 1, 0.0, None)
-    child = await children.start(
-        plan, tmp_path / "frontend.log", lambda *_: None, children.start_from_scratch
-    )
+    child = await started(tmp_path, SLEEPS)
     child.abandon()
     await child.wait()
     await asyncio.sleep(0)
