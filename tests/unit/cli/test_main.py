@@ -55,33 +55,56 @@ def test_way_out_of_a_command_is_its_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("words", "message"),
     [
-        (["worker"], "--model is missing"),
-        (["worker", "--model", "m", "--system-port", "x"], "--system-port='x' is not a whole number"),
-        (["frontend", "--router", "best"], "--router='best' is unknown"),
-        (["frontend", "--max-model-len", "5"], "--max-model-len is not an option of the frontend"),
-        (["status", "--colour"], "--colour is not an option of status"),
-        (["status", "ftp://host"], "'ftp://host' is not the URL of a frontend"),
-        (["chat", "--colour", "-m", "hello"], "--colour is not an option of chat"),
-        (["chat", "-m", ""], "the message is empty"),
-        (["bench", "quick"], "bench: 'quick' is unknown; choose one of load"),
-        (["bench", "load", "--colour"], "unrecognized arguments: --colour"),
-        (["bench", "load", "--requests", "0"], "--requests 0 must be 1 or more"),
-        (["bench", "load", "ftp://host"], "'ftp://host' is not the URL of a server; write http://host:port"),
-        (["bench", "load", "--json", "/no/such/folder/x"], "--json /no/such/folder/x cannot be written"),
-        (["bench", "load", "--prompts", "trace", "--trace", "/no/file"], "--trace /no/file cannot be read"),
-        (["bench", "load", "--watch", "x=999999999"], "--watch x=999999999: there is no such process"),
-        (
-            ["check", "--live", "http://127.0.0.1:1", "--block-size", "8"],
-            "--block-size cannot be combined with --live",
-        ),
+        ("worker", "--model is missing"),
+        ("worker --model m --system-port x", "--system-port='x' is not a whole number"),
+        ("frontend --router best", "--router='best' is unknown"),
+        ("frontend --max-model-len 5", "--max-model-len is not an option of the frontend"),
+        ("status --colour", "--colour is not an option of status"),
+        ("status ftp://host", "'ftp://host' is not the URL of a frontend"),
+        ("chat --colour -m hello", "--colour is not an option of chat"),
+        ("chat -m=", "the message is empty"),
+        ("bench quick", "bench: 'quick' is unknown; choose one of load"),
+        ("bench load --colour", "unrecognized arguments: --colour"),
+        ("bench load --requests 0", "--requests 0 must be 1 or more"),
+        ("bench load ftp://host", "'ftp://host' is not the URL of a server; write http://host:port"),
+        ("bench load --prompts trace --trace /no/file", "--trace /no/file cannot be read"),
+        ("bench load --watch x=999999999", "--watch x=999999999: there is no such process"),
+        ("check --live http://127.0.0.1:1 --block-size 8", "--block-size cannot be combined with --live"),
+        ("keys make", "keys: 'make' is unknown; choose one of create"),
+        ("keys create", "NAME is missing: dynamo-vllm keys create NAME"),
+        ("keys revoke a b", "'b' is one argument too many"),
+        ("keys list --nope", "--nope is not an option of keys list"),
+        ("usage --nope", "--nope is not an option of usage"),
+        ("size", "no model is named; write dynamo-vllm size MODEL"),
+        ("size nowhere", "nowhere: there is no such file or folder"),
+        ("size org/unfetched", "org/unfetched is neither a folder nor in the hub's cache"),
+        ("lora laod", "lora: 'laod' is unknown; choose one of load, unload, list"),
+        ("lora load sql", "URI is missing: dynamo-vllm lora load NAME URI"),
+        ("lora load sql /x /y", "'/y' is one argument too many: dynamo-vllm lora load NAME URI"),
+        ("lora unload", "NAME is missing"),
+        ("sleep deep", "'deep' is one argument too many: dynamo-vllm sleep"),
+        ("sleep --deep", "--deep is not an option of sleep; see 'dynamo-vllm sleep --help'"),
+        ("sleep --level 3", "--level 3 is unknown"),
+        ("wake --all --worker 1", "--all and --worker 1 cannot be combined"),
+        ("wake --run-dir /no/such/folder", "--run-dir /no/such/folder: no serve runs there"),
+        ("restart", "NAME is missing: dynamo-vllm restart NAME"),
+        ("restart a b", "'b' is one argument too many: dynamo-vllm restart NAME"),
+        ("restart a --force", "--force is not an option of restart"),
+        ("restart a --drain-seconds -1", "--drain-seconds -1.0 must be 0 or more, and finite"),
+        ("restart a --drain-seconds inf", "--drain-seconds inf must be 0 or more, and finite"),
+        ("drain", "NAME is missing: dynamo-vllm drain NAME"),
+        ("scale worker", "N is missing: dynamo-vllm scale GROUP N"),
+        ("scale worker many", "N 'many' is not a number of workers"),
+        ("scale worker 1.5", "N '1.5' is not a number of workers"),
+        ("processes --drain-seconds 1", "--drain-seconds is not an option of processes"),
     ],
 )
 def test_bad_setting_ends_with_code_2_and_one_line(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(argv) == 2
+    assert cli.run(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
 

@@ -65,21 +65,16 @@ def test_an_encoder_has_no_cache(capsys: Captured) -> None:
     assert "free" in said(capsys, ranker, "--gpus", "1xL4") and "fits" in said(capsys, ranker, "--json")
 
 
-@pytest.mark.parametrize(
-    ("argv", "flags"),
-    [
-        (("--dtype", "float16"), "--dtype float16"),
-        (("--quantization", "fp8"), "--quantization fp8_per_tensor"),
-        (("--quantization", "fp8-block"), "--quantization fp8_per_block"),
-        (("--quantization", "none"), "none"),
-    ],
-)
-def test_what_was_said_of_the_weights_is_said_to_the_worker(
-    argv: tuple[str, ...], flags: str, capsys: Captured
-) -> None:
-    found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", *argv).splitlines()
-    assert found[-1] == f"flags     {flags}"
-    assert not found[-2].startswith("note")
+def test_what_was_said_of_the_weights_is_said_to_the_worker(capsys: Captured) -> None:
+    for words, flags in {
+        "--dtype float16": "--dtype float16",
+        "--quantization fp8": "--quantization fp8_per_tensor",
+        "--quantization fp8-block": "--quantization fp8_per_block",
+        "--quantization none": "none",
+    }.items():
+        found = said(capsys, str(QWEN), "--gpus", "L40S", "--tp", "1", *words.split()).splitlines()
+        assert found[-1] == f"flags     {flags}"
+        assert not found[-2].startswith("note")
 
 
 def test_weights_that_no_flag_makes_are_named_and_those_that_are_so_already_need_none(
@@ -112,19 +107,16 @@ def test_a_folder_or_a_file_or_a_cached_hub_id_is_found(
     assert len(texts) == 1
 
 
-@pytest.mark.parametrize(
-    ("argv", "code"),
-    [
-        ([str(QWEN)], 0),
-        ([str(QWEN), "--gpus", "1xH100"], 0),
-        ([str(QWEN), "--gpus", "1xNEW:12"], 1),
-        ([str(R1), "--gpus", "8xH100", "--tp", "8"], 1),
-        ([str(R1), "--gpus", "8xH100"], 1),
-    ],
-)
-def test_the_exit_code_says_whether_it_fits(argv: list[str], code: int, capsys: Captured) -> None:
-    assert main.run(["size", *argv]) == code
-    assert (": too big by" in capsys.readouterr().out) == (code == 1)
+def test_the_exit_code_says_whether_it_fits(capsys: Captured) -> None:
+    for words, code in {
+        f"{QWEN}": 0,
+        f"{QWEN} --gpus 1xH100": 0,
+        f"{QWEN} --gpus 1xNEW:12": 1,
+        f"{R1} --gpus 8xH100 --tp 8": 1,
+        f"{R1} --gpus 8xH100": 1,
+    }.items():
+        assert main.run(["size", *words.split()]) == code
+        assert (": too big by" in capsys.readouterr().out) == (code == 1)
 
 
 def test_a_worker_spans_as_many_nodes_as_it_must(capsys: Captured) -> None:
@@ -156,37 +148,25 @@ def test_json_has_the_numbers(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "complaint"),
+    ("words", "complaint"),
     [
-        ([], "no model is named; write dynamo-vllm size MODEL"),
-        (["nowhere"], "nowhere: there is no such file or folder"),
-        (["org/unfetched"], "org/unfetched is neither a folder nor in the hub's cache"),
-        ([str(RECIPES)], "has no config.json"),
-        ([__file__], "is not JSON"),
-        ([str(QWEN), "--colour"], "--colour is not an option of size"),
-        ([str(QWEN), "--tp", "2"], "a layout needs GPUs; add --gpus"),
-        (
-            [str(QWEN), "--gpus", "4xH100", "--tp", "8"],
-            "--tp 8 --pp 1 --dp 1 take 8 GPUs; --gpus 4xH100 has 4",
-        ),
-        ([str(QWEN), "--gpus", "8xH100", "--nodes", "3"], "8xH100 cannot be divided evenly among --nodes 3"),
-        (
-            [str(QWEN), "--gpus", "8xH100", "--nodes", "2", "--pp", "5"],
-            "5 GPUs cannot be divided evenly among 2",
-        ),
-        ([str(QWEN), "--gpus", "H100", "--max-model-len", "0"], "--max-model-len 0 must be 1 or more"),
-        (
-            [str(QWEN), "--gpu-memory-utilization", "92"],
-            "--gpu-memory-utilization 92.0 must be above 0 and at most 1",
-        ),
-        ([str(QWEN), "--kv-offload-gb", "0"], "--kv-offload-gb 0.0 must be above 0"),
-        ([str(QWEN), "--kv-offload-disk", "/kv:much"], "--kv-offload-disk /kv:much is not a size in GB"),
-        ([str(QWEN), "--quantization", "int3"], "--quantization='int3' is unknown"),
-        ([str(QWEN), "--reserve-gib", "-1"], "--reserve-gib -1.0 must be 0 or more"),
+        (str(RECIPES), "has no config.json"),
+        (__file__, "is not JSON"),
+        (f"{QWEN} --colour", "--colour is not an option of size"),
+        (f"{QWEN} --tp 2", "a layout needs GPUs; add --gpus"),
+        (f"{QWEN} --gpus 4xH100 --tp 8", "--tp 8 --pp 1 --dp 1 take 8 GPUs; --gpus 4xH100 has 4"),
+        (f"{QWEN} --gpus 8xH100 --nodes 3", "8xH100 cannot be divided evenly among --nodes 3"),
+        (f"{QWEN} --gpus 8xH100 --nodes 2 --pp 5", "5 GPUs cannot be divided evenly among 2"),
+        (f"{QWEN} --gpus H100 --max-model-len 0", "--max-model-len 0 must be 1 or more"),
+        (f"{QWEN} --gpu-memory-utilization 92", "92.0 must be above 0 and at most 1"),
+        (f"{QWEN} --kv-offload-gb 0", "--kv-offload-gb 0.0 must be above 0"),
+        (f"{QWEN} --kv-offload-disk /kv:much", "--kv-offload-disk /kv:much is not a size in GB"),
+        (f"{QWEN} --quantization int3", "--quantization='int3' is unknown"),
+        (f"{QWEN} --reserve-gib -1", "--reserve-gib -1.0 must be 0 or more"),
     ],
 )
-def test_bad_settings_are_refused_with_the_fix(argv: list[str], complaint: str, capsys: Captured) -> None:
-    assert main.run(["size", *argv]) == 2
+def test_bad_settings_are_refused_with_the_fix(words: str, complaint: str, capsys: Captured) -> None:
+    assert main.run(["size", *words.split()]) == 2
     assert complaint in capsys.readouterr().err
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -84,8 +84,11 @@ def parsed(*argv: str, **env: str) -> Small:
     return options
 
 
-def test_default_stands_when_nothing_is_given() -> None:
-    assert parsed() == Small()
+def test_flag_beats_variable_beats_default() -> None:
+    assert parsed() == parsed(X_NAME="", X_COUNT="") == Small(), "an empty variable counts as unset"
+    assert parsed(X_NAME="berta").name == "berta"
+    assert parsed("--name", "carla", X_NAME="berta").name == "carla"
+    assert parsed("--number", "3") == parsed("--count", "3") == parsed(X_COUNT="3"), "older name of the flag"
 
 
 def test_older_variable_counts_where_the_newer_is_not_set() -> None:
@@ -96,53 +99,25 @@ def test_older_variable_counts_where_the_newer_is_not_set() -> None:
         parsed(OLD_EVERY="often")
 
 
-def test_variable_beats_the_default() -> None:
-    assert parsed(X_NAME="berta").name == "berta"
-
-
-def test_flag_beats_the_variable() -> None:
-    assert parsed("--name", "carla", X_NAME="berta").name == "carla"
-
-
-def test_empty_variable_counts_as_unset() -> None:
-    assert parsed(X_NAME="", X_COUNT="") == Small()
-
-
-def test_older_name_of_a_flag_sets_the_same_option() -> None:
-    assert parsed("--number", "3") == parsed("--count", "3") == parsed(X_COUNT="3")
-
-
-def test_numbers_get_their_declared_type() -> None:
+def test_values_get_their_declared_type() -> None:
     options = parsed("--count", "3", "--share", "1")
     assert (options.count, options.share) == (3, 1.0)
     assert isinstance(options.share, float)
-
-
-@pytest.mark.parametrize(
-    ("word", "value"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)]
-)
-def test_yes_or_no_variable_takes_the_usual_words(word: str, value: bool) -> None:
-    assert parsed(X_LOUD=word).loud is value
-
-
-def test_yes_or_no_flag_has_both_forms() -> None:
+    for word, value in {"1": True, "TRUE": True, "on": True, "0": False, "no": False}.items():
+        assert parsed(X_LOUD=word).loud is value
     assert parsed("--loud").loud is True
     assert parsed("--no-loud", X_LOUD="1").loud is False
+    assert parsed("--words", "x", "y").words == ("x", "y")
+    assert parsed(X_WORDS="x,y z").words == ("x", "y", "z")
+    assert parsed("--kind", "RED").kind == parsed(X_KIND="Red").kind == "red"
+    assert parsed("--every", "--loud") == Small(every=2.0, loud=True)
+    assert parsed("--every", "0.5").every == 0.5
 
 
 def test_flag_that_begins_with_no_switches_off_and_has_one_form() -> None:
     assert parsed("--no-colour").colour is False
     assert parsed(X_COLOUR="0").colour is False
     assert "--no-no-colour" not in build.parser(Small, "prog", "about").format_help()
-
-
-def test_list_comes_as_several_words_or_in_one_variable() -> None:
-    assert parsed("--words", "x", "y").words == ("x", "y")
-    assert parsed(X_WORDS="x,y z").words == ("x", "y", "z")
-
-
-def test_choice_may_be_written_in_capitals() -> None:
-    assert parsed("--kind", "RED").kind == parsed(X_KIND="Red").kind == "red"
 
 
 @pytest.mark.parametrize(
@@ -172,23 +147,14 @@ def test_unknown_flags_come_back_in_their_order() -> None:
     options, rest = build.parse(Small, argv, {}, "prog", "about")
     assert options.name == "carla"
     assert rest == ["--alpha", "1", "-O3", "--beta=2", "--gamma", "x", "y"]
-
-
-def test_beginning_of_a_flag_is_not_the_flag() -> None:
-    """The engine has flags of its own that begin like ours."""
     options, rest = build.parse(Small, ["--nam", "carla"], {}, "prog", "about")
-    assert (options.name, rest) == ("anna", ["--nam", "carla"])
+    assert (options.name, rest) == ("anna", ["--nam", "carla"]), "the engine has flags that begin like ours"
 
 
 def test_help_names_default_and_variable_and_leaves_hidden_options_out() -> None:
     text = build.parser(Small, "prog", "about").format_help()
     assert "Who. (default: anna) [X_NAME]" in text
     assert "--secret" not in text
-
-
-def test_flag_that_may_stand_alone_has_a_value_then() -> None:
-    assert parsed("--every", "--loud") == Small(every=2.0, loud=True)
-    assert parsed("--every", "0.5").every == 0.5
 
 
 def test_secret_is_shown_nowhere() -> None:
@@ -221,18 +187,14 @@ def test_caller_takes_no_port_of_the_worker_it_stands_beside(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("cls", EVERY_CLASS)
-def test_every_field_of_our_options_is_declared_once(cls: type) -> None:
+def test_every_field_of_our_options_is_declared_once_and_has_a_default(cls: type[object]) -> None:
     declared = build.declared(cls)
-    assert sorted(item.name for item in declared) == sorted(field.name for field in fields(cls))
+    assert sorted(item.name for item in declared) == sorted(field.name for field in fields(cls))  # type: ignore[arg-type]
     spelled = [flag for item in declared for flag in item.flags]
     variables = [name for item in declared for name in (item.option.env, *item.option.older_envs)]
     assert len(set(spelled)) == len(spelled)
     assert len(set(variables)) == len(variables)
     assert all(item.option.help and item.option.group for item in declared)
-
-
-@pytest.mark.parametrize("cls", EVERY_CLASS)
-def test_our_defaults_hold_without_any_setting(cls: type[object]) -> None:
     assert build.parse(cls, [], {}, "prog", "about") == (cls(), [])
 
 
@@ -244,61 +206,36 @@ def test_threads_grow_slowly_with_the_cores(cores: int, worker: int, frontend: i
 
 
 @pytest.mark.parametrize(
-    ("argv", "environment", "expected"),
+    ("options", "environment", "name", "expected"),
     [
-        ([], {}, "3"),
-        (["--runtime-threads", "5"], {}, "5"),
-        ([], {"DYN_RUNTIME_NUM_WORKER_THREADS": "7"}, "7"),
+        ({}, {}, "DYN_RUNTIME_NUM_WORKER_THREADS", "3"),
+        ({"runtime_threads": 5}, {}, "DYN_RUNTIME_NUM_WORKER_THREADS", "5"),
+        ({}, {"DYN_RUNTIME_NUM_WORKER_THREADS": "7"}, "DYN_RUNTIME_NUM_WORKER_THREADS", "7"),
+        # Errors of the runtime read no symbols.
+        ({}, {"RUST_BACKTRACE": "1"}, "RUST_LIB_BACKTRACE", "0"),
+        ({}, {"RUST_BACKTRACE": "1", "RUST_LIB_BACKTRACE": "1"}, "RUST_LIB_BACKTRACE", "1"),
+        # Requests outlast ten seconds without NATS.
+        ({"request_plane": "nats"}, {}, "DYN_NATS_REQUEST_TIMEOUT_SECS", "20"),
+        (
+            {"request_plane": "nats"},
+            {"DYN_NATS_REQUEST_TIMEOUT_SECS": "7"},
+            "DYN_NATS_REQUEST_TIMEOUT_SECS",
+            "7",
+        ),
+        ({"request_plane": "tcp"}, {}, "DYN_NATS_REQUEST_TIMEOUT_SECS", None),
+        # NIXL stays on a machine that the runtime does not leave.
+        ({"bind_host": "127.0.0.1"}, {}, "UCX_NET_DEVICES", "lo"),
+        ({"bind_host": "10.0.0.5"}, {}, "UCX_NET_DEVICES", None),
+        ({"bind_host": "127.0.0.1"}, {"UCX_NET_DEVICES": "all"}, "UCX_NET_DEVICES", "all"),
     ],
 )
-def test_threads_the_user_names_stand(
-    argv: list[str], environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+def test_runtime_is_told_our_defaults_unless_the_user_says_more(
+    options: dict[str, Any],
+    environment: dict[str, str],
+    name: str,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(environment))
-    options, _ = build.parse(FrontendOptions, argv, environment, "p", "d")
-    runtime_env.export(options, environment, 3, "name")
-    assert os.environ["DYN_RUNTIME_NUM_WORKER_THREADS"] == expected
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [({"RUST_BACKTRACE": "1"}, "0"), ({"RUST_BACKTRACE": "1", "RUST_LIB_BACKTRACE": "1"}, "1")],
-)
-def test_errors_of_the_runtime_read_no_symbols(
-    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", dict(environment))
-    runtime_env.export(FrontendOptions(), environment, 1, "frontend")
-    assert os.environ["RUST_LIB_BACKTRACE"] == expected
-
-
-@pytest.mark.parametrize(
-    ("plane", "environment", "expected"),
-    [
-        ("nats", {}, "20"),
-        ("nats", {"DYN_NATS_REQUEST_TIMEOUT_SECS": "7"}, "7"),
-        ("tcp", {}, None),
-    ],
-)
-def test_requests_outlast_ten_seconds_without_nats(
-    plane: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", dict(environment))
-    runtime_env.export(FrontendOptions(request_plane=plane), environment, 1, "frontend")
-    assert os.environ.get("DYN_NATS_REQUEST_TIMEOUT_SECS") == expected
-
-
-@pytest.mark.parametrize(
-    ("host", "environment", "expected"),
-    [
-        ("127.0.0.1", {}, "lo"),
-        ("10.0.0.5", {}, None),
-        ("127.0.0.1", {"UCX_NET_DEVICES": "all"}, "all"),
-    ],
-)
-def test_nixl_stays_on_a_machine_that_the_runtime_does_not_leave(
-    host: str, environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", dict(environment))
-    runtime_env.export(FrontendOptions(bind_host=host), environment, 1, "frontend")
-    assert os.environ.get("UCX_NET_DEVICES") == expected
+    runtime_env.export(FrontendOptions(**options), environment, 3, "frontend")
+    assert os.environ.get(name) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,27 +21,16 @@ KVBM = Situation(
 MERGED = ["ipc:///run/x/kv-events", "tcp://127.0.0.1:57001", "tcp://127.0.0.1:57001"]
 WHISPER = Situation("cpu", source_positions=1500)
 OLD_ARM = Situation(device="cpu", has_bfloat16=False)
+HAS_16_GB = Situation("cpu", free_bytes=2**34)
 GMS_WORKER = "gpu_memory_service.integrations.vllm.worker.GMSWorker"
-FIRES = [
+FIRES: list[tuple[Rule, dict[str, Any], Situation, str, object]] = [
     (engine_rules.prefix_caching, {}, CPU, "enable_prefix_caching", True),
     (engine_rules.block_size, {}, CPU, "block_size", 32),
-    (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=2**34), "kv_cache_memory_bytes", 2**32),
+    (engine_rules.cpu_cache, {}, HAS_16_GB, "kv_cache_memory_bytes", 2**32),
     (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=2**40), "kv_cache_memory_bytes", 2**33),
     (engine_rules.cpu_cache, {}, Situation("cpu", free_bytes=5), "kv_cache_memory_bytes", 2**28),
-    (
-        engine_rules.cpu_cache,
-        {"num_gpu_blocks_override": 64},
-        Situation("cpu", free_bytes=2**34),
-        "kv_cache_memory_bytes",
-        2**32,
-    ),
-    (
-        engine_rules.cpu_cache,
-        {},
-        Situation("cpu", free_bytes=2**34, engines=4),
-        "kv_cache_memory_bytes",
-        2**30,
-    ),
+    (engine_rules.cpu_cache, {"num_gpu_blocks_override": 64}, HAS_16_GB, "kv_cache_memory_bytes", 2**32),
+    (engine_rules.cpu_cache, {}, dataclasses.replace(HAS_16_GB, engines=4), "kv_cache_memory_bytes", 2**30),
     (
         engine_rules.cpu_cache,
         {},
@@ -131,7 +121,7 @@ FIRES = [
         "dynamo_vllm.engine.patches.cpu_worker.CpuWorkerExtension",
     ),
 ]
-SILENT = [
+SILENT: list[tuple[Rule, dict[str, Any], Situation]] = [
     (engine_rules.prefix_caching, {}, WHISPER),
     (engine_rules.whole_sounds, {}, CPU),
     (engine_rules.whole_sounds, {}, Situation("cuda", source_positions=1500)),
@@ -157,8 +147,8 @@ SILENT = [
     (engine_rules.block_size, {}, GPU),
     (engine_rules.cpu_cache, {}, CPU),
     (engine_rules.cpu_cache, {}, Situation("cuda", free_bytes=2**34)),
-    (engine_rules.cpu_cache, {"kv_cache_memory_bytes": 1}, Situation("cpu", free_bytes=2**34)),
-    (engine_rules.cpu_cache, {"gpu_memory_utilization": 0.5}, Situation("cpu", free_bytes=2**34)),
+    (engine_rules.cpu_cache, {"kv_cache_memory_bytes": 1}, HAS_16_GB),
+    (engine_rules.cpu_cache, {"gpu_memory_utilization": 0.5}, HAS_16_GB),
     (engine_rules.cpu_threads, {}, CPU),
     (engine_rules.cpu_threads, {}, Situation("cuda", cores=8)),
     (engine_rules.cpu_eager, {}, GPU),
@@ -200,53 +190,31 @@ SILENT = [
 ]
 
 
-def name_of(case: object) -> str | None:
-    return getattr(case, "__name__", None)
-
-
-@pytest.mark.parametrize(("rule", "user", "at", "argument", "value"), FIRES, ids=name_of)
-def test_rule_sets_its_default_with_a_reason(
-    rule: Rule, user: dict[str, object], at: Situation, argument: str, value: object
-) -> None:
-    (fired,) = [fired for fired in apply(user, at) if fired.argument == argument]
-    assert (fired.value, bool(fired.reason)) == (value, True)
-    assert rule(user, at) == fired
-
-
-@pytest.mark.parametrize(("rule", "user", "at"), SILENT, ids=name_of)
-def test_rule_leaves_what_the_user_set_or_what_does_not_apply(
-    rule: Rule, user: dict[str, object], at: Situation
-) -> None:
-    assert rule(user, at) is None
-
-
-def test_every_rule_has_a_case_of_either_kind() -> None:
+def test_rule_sets_its_default_with_a_reason_and_leaves_what_the_user_set() -> None:
+    for rule, user, at, argument, value in FIRES:
+        (fired,) = [fired for fired in apply(user, at) if fired.argument == argument]
+        assert (fired.value, bool(fired.reason)) == (value, True), rule
+        assert rule(user, at) == fired
+    for rule, user, at in SILENT:
+        assert rule(user, at) is None, (rule, user, at)
     assert {case[0] for case in FIRES} == {case[0] for case in SILENT} == set(engine_rules.RULES)
+    assert str(Fired("block_size", 32, "because")) == "block_size = 32: because"
 
 
 @pytest.mark.parametrize(
-    ("user", "at"),
+    ("user", "at", "endpoint"),
     [
-        ({}, Situation("cuda", kv_event_port=20080)),
-        ({"data_parallel_size": 2}, Situation("cpu", kv_event_port=20080)),
+        ({}, Situation("cuda", kv_event_port=20080), "tcp://[::ffff:127.0.0.1]:20080"),
+        ({"data_parallel_size": 2}, Situation("cpu", kv_event_port=20080), "tcp://[::ffff:127.0.0.1]:20080"),
+        ({}, Situation("cpu", kv_event_port=20080, kv_event_host="10.0.0.1"), "tcp://10.0.0.1:20080"),
     ],
+    ids=["of one", "of ranks", "of a headless node, to its leader"],
 )
-def test_kv_events_go_over_a_port_that_vllm_binds_when_one_is_named(
-    user: dict[str, object], at: Situation
+def test_kv_events_go_over_a_port_when_one_is_named(
+    user: dict[str, object], at: Situation, endpoint: str
 ) -> None:
     fired = engine_rules.kv_events(user, at)
-    assert fired is not None
-    assert fired.value["endpoint"] == "tcp://[::ffff:127.0.0.1]:20080"
-
-
-def test_kv_events_of_a_headless_node_go_to_its_leader() -> None:
-    fired = engine_rules.kv_events({}, Situation("cpu", kv_event_port=20080, kv_event_host="10.0.0.1"))
-    assert fired is not None
-    assert fired.value["endpoint"] == "tcp://10.0.0.1:20080"
-
-
-def test_fired_rule_reads_as_a_sentence() -> None:
-    assert str(Fired("block_size", 32, "because")) == "block_size = 32: because"
+    assert fired is not None and fired.value["endpoint"] == endpoint
 
 
 @pytest.mark.parametrize(

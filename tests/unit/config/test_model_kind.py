@@ -19,23 +19,18 @@ def folder_of(path: Path, *architectures: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "kind"),
-    [
-        ("Qwen3ForCausalLM", GENERATE),
-        ("LlavaForConditionalGeneration", GENERATE),
-        ("GPT2LMHeadModel", GENERATE),
-        ("BertModel", POOLING),
-        ("XLMRobertaForSequenceClassification", POOLING),
-        ("Qwen3ForSequenceClassification", POOLING),
-        ("BertForTokenClassification", POOLING),
-        ("InternLM2ForRewardModel", POOLING),
-        ("WhisperForConditionalGeneration", TRANSCRIPTION),
-        ("SomethingElse", GENERATE),
-    ],
-)
-def test_architecture_tells(tmp_path: Path, architecture: str, kind: str) -> None:
-    assert kind_of(folder_of(tmp_path, architecture), {}) == kind
+KINDS = {
+    GENERATE: "Qwen3ForCausalLM LlavaForConditionalGeneration GPT2LMHeadModel SomethingElse",
+    POOLING: "BertModel XLMRobertaForSequenceClassification Qwen3ForSequenceClassification "
+    "BertForTokenClassification InternLM2ForRewardModel",
+    TRANSCRIPTION: "WhisperForConditionalGeneration",
+}
+
+
+def test_architecture_tells(tmp_path: Path) -> None:
+    for kind, architectures in KINDS.items():
+        for architecture in architectures.split():
+            assert kind_of(folder_of(tmp_path, architecture), {}) == kind, architecture
 
 
 def test_files_of_sentence_transformers_win_over_the_architecture(tmp_path: Path) -> None:
@@ -44,14 +39,11 @@ def test_files_of_sentence_transformers_win_over_the_architecture(tmp_path: Path
     assert kind_of(folder_of(tmp_path, "Qwen3ForCausalLM"), {}) == POOLING
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"architectures": "BertModel"}', '{"architectures": [7]}']
-)
-def test_odd_files_mean_generation(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    assert kind_of(str(tmp_path), {}) == GENERATE
-    assert kind_of(str(tmp_path / "nowhere"), {}) == GENERATE
-    assert kind_of(None, {}) == GENERATE
+def test_odd_files_mean_generation(tmp_path: Path) -> None:
+    for content in ("", "[]", "{}", '{"architectures": "BertModel"}', '{"architectures": [7]}'):
+        (tmp_path / "config.json").write_text(content)
+        assert kind_of(str(tmp_path), {}) == GENERATE, content
+    assert kind_of(str(tmp_path / "nowhere"), {}) == kind_of(None, {}) == GENERATE
 
 
 def test_flags_of_vllm_win(tmp_path: Path) -> None:
@@ -71,6 +63,7 @@ def test_plan_has_the_role_of_the_model_unless_the_user_named_one(tmp_path: Path
     assert plan.options.role == "pooling"
     assert plan.options.card.router == "least-loaded"
     assert not plan.options.card.publishes_kv_events
+    assert facts_of(plan)["kv events"] == "none from a pooling model"
     assert parse(["--model", model, "--disaggregation-mode", "agg"], {}).options.role == "agg"
     assert parse(["--model", "some/hub-model", "--runner", "pooling"], {}).options.role == "pooling"
 
@@ -82,18 +75,15 @@ def test_plan_learns_the_role_of_a_model_that_was_fetched(tmp_path: Path) -> Non
     assert fetched.options.role == "pooling"
 
 
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [
+def test_tokens_of_a_sound(tmp_path: Path) -> None:
+    for config, positions in (
         ({"max_source_positions": 500}, 500),
         ({}, 1500),
         ({"max_source_positions": "many"}, 1500),
         ([], 1500),
-    ],
-)
-def test_tokens_of_a_sound(tmp_path: Path, config: object, positions: int) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert model_kind.source_positions(str(tmp_path)) == positions
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert model_kind.source_positions(str(tmp_path)) == positions
     assert model_kind.source_positions(str(tmp_path / "none")) == 1500
 
 
@@ -107,13 +97,16 @@ def test_overrides_of_the_architecture_win(tmp_path: Path) -> None:
     assert kind_of(chat, {"hf_overrides": "{"}) == GENERATE
 
 
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"]}
+
+
 @pytest.mark.parametrize(
     ("config", "flags", "is_so"),
     [
-        ({"architectures": ["BertForSequenceClassification"], "num_labels": 1}, {}, True),
-        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}, {}, True),
-        ({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x", "1": "y"}}, {}, False),
-        ({"architectures": ["BertForSequenceClassification"]}, {}, False),
+        ({**CLASSIFIER, "num_labels": 1}, {}, True),
+        ({**CLASSIFIER, "id2label": {"0": "x"}}, {}, True),
+        ({**CLASSIFIER, "id2label": {"0": "x", "1": "y"}}, {}, False),
+        (CLASSIFIER, {}, False),
         ({"architectures": ["Qwen3ForCausalLM"]}, {"hf_overrides": OVERRIDES}, True),
         ({"architectures": ["Qwen3ForCausalLM"], "num_labels": 1}, {"convert": "classify"}, True),
         ({"architectures": ["BertModel"], "num_labels": 1}, {}, False),
@@ -124,8 +117,3 @@ def test_classifier_with_one_class_scores_pairs(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert model_kind.scores_pairs(str(tmp_path), flags) is is_so
-
-
-def test_check_says_that_a_pooling_model_sends_no_events(tmp_path: Path) -> None:
-    plan = parse(["--model", folder_of(tmp_path, "BertModel")], {})
-    assert facts_of(plan)["kv events"] == "none from a pooling model"

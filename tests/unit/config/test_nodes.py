@@ -17,42 +17,32 @@ def node(*argv: str, headless: bool = False) -> Node:
 
 
 def test_one_process_has_everything() -> None:
-    found = node()
+    found, ranks = node(), node("-dp", "4")
     assert (found.is_headless, found.has_followers, found.event_port) == (False, False, None)
     assert (found.ports_in_a_row, found.name) == (1, "node 0")
+    assert (ranks.local_ranks, ranks.remote_ranks, ranks.has_followers) == (4, range(4, 4), False)
+    assert (ranks.ports_in_a_row, ranks.event_port) == (4, None)
+    assert node("-dp", "many", "--nnodes", "x") == node(), "what is no number is left to vLLM"
 
 
-def test_ranks_in_one_process_are_its_own() -> None:
-    found = node("-dp", "4")
-    assert (found.local_ranks, found.remote_ranks, found.has_followers) == (4, range(4, 4), False)
-    assert (found.ports_in_a_row, found.event_port) == (4, None)
-
-
-@pytest.mark.parametrize(
-    ("argv", "engines"),
-    [
-        ((), 1),
-        (("-dp", "4"), 4),
-        (("-tp", "2", "-pp", "3"), 6),
-        (("-tp", "2", "-pcp", "2"), 4),
-        (("-dp", "4", "-dpl", "1", "-tp", "2", *AT), 2),
-        (("-tp", "4", "--nnodes", "2", "--master-addr", "10.0.0.1"), 2),
-        (("-tp", "x"), 1),
-    ],
-)
-def test_every_shard_of_every_rank_of_a_node_is_an_engine(argv: tuple[str, ...], engines: int) -> None:
-    assert node(*argv).engines == engines
+def test_every_shard_of_every_rank_of_a_node_is_an_engine() -> None:
+    for words, engines in {
+        "": 1,
+        "-dp 4": 4,
+        "-tp 2 -pp 3": 6,
+        "-tp 2 -pcp 2": 4,
+        "-dp 4 -dpl 1 -tp 2 -dpa 10.0.0.1": 2,
+        "-tp 4 --nnodes 2 --master-addr 10.0.0.1": 2,
+        "-tp x": 1,
+    }.items():
+        assert node(*words.split()).engines == engines, words
 
 
 def test_leader_answers_for_ranks_on_other_nodes() -> None:
     found = node("-dp", "4", "-dpl", "1", *AT)
     assert (found.is_headless, found.remote_ranks, found.has_followers) == (False, range(1, 4), True)
-    assert (found.leader, found.port, found.link_port, found.event_port) == (
-        "10.0.0.1",
-        29550,
-        29551,
-        29552,
-    )
+    assert (found.leader, found.port) == ("10.0.0.1", 29550)
+    assert (found.link_port, found.event_port) == (29551, 29552)
 
 
 def test_headless_node_has_its_ranks_and_the_same_ports() -> None:
@@ -102,10 +92,6 @@ def test_worker_beside_others_serves_its_own_ranks(argv: list[str], first: int, 
     assert (found.is_headless, found.serves_own_ranks, found.has_followers) == (False, True, False)
     assert (found.first_rank, found.local_ranks, found.event_port) == (first, local, None)
     assert found.ports_in_a_row == first + local
-
-
-def test_what_is_no_number_is_left_to_vllm() -> None:
-    assert node("-dp", "many", "--nnodes", "x") == node()
 
 
 ELSEWHERE = ("-dp", "8", "-dpl", "2", *AT)

@@ -44,9 +44,6 @@ def test_whole_file_is_read() -> None:
         ),
         WorkerGroup(options={"model": "/other"}),
     )
-
-
-def test_file_without_workers_has_one() -> None:
     assert topology.read({"model": "m"}, "s.yaml") == Topology(model="m", workers=(WorkerGroup(),))
 
 
@@ -91,15 +88,11 @@ def test_command_line_stands_above_the_file() -> None:
     assert found.workers == (WorkerGroup(3, {"engine": "fake"}, args=("--a", "--b")),)
 
 
-def test_workers_flag_is_refused_beside_several_groups() -> None:
-    with pytest.raises(ConfigError, match="the file has 2 groups"):
-        topology.override(Topology(workers=(WorkerGroup(), WorkerGroup())), CommandLine(workers=2))
-
-
 PAIR = (
     WorkerGroup(2, {"disaggregation_mode": "prefill"}),
     WorkerGroup(3, {"disaggregation_mode": "decode"}),
 )
+ONE_OF_EACH = CommandLine(prefill=1, decode=1)
 
 
 def test_numbers_of_prefill_and_decode_workers_make_two_groups() -> None:
@@ -113,16 +106,31 @@ def test_numbers_of_prefill_and_decode_workers_make_two_groups() -> None:
     assert all(g.options["engine"] == "fake" and g.args == ("--a",) for g in found.workers)
 
 
-@pytest.mark.parametrize("groups", [PAIR, (WorkerGroup(2),), (WorkerGroup(env={"A": "1"}),)])
-def test_numbers_of_roles_are_refused_beside_groups_of_a_file(groups: tuple[WorkerGroup, ...]) -> None:
-    with pytest.raises(ConfigError, match="--prefill 1 --decode 1: the file already has groups of workers"):
-        topology.override(Topology(workers=groups), CommandLine(prefill=1, decode=1))
-
-
-def test_numbers_of_roles_are_refused_beside_one_role_for_all() -> None:
-    line = CommandLine(worker={"disaggregation_mode": "decode"}, prefill=1, decode=1)
-    with pytest.raises(ConfigError, match="leave --disaggregation-mode out"):
-        topology.override(Topology(), line)
+@pytest.mark.parametrize(
+    ("groups", "line", "message"),
+    [
+        ((WorkerGroup(), WorkerGroup()), CommandLine(workers=2), "the file has 2 groups"),
+        (PAIR, ONE_OF_EACH, "--prefill 1 --decode 1: the file already has groups of workers"),
+        ((WorkerGroup(2),), ONE_OF_EACH, "--prefill 1 --decode 1: the file already has groups of workers"),
+        ((WorkerGroup(env={"A": "1"}),), ONE_OF_EACH, "the file already has groups of workers"),
+        (
+            (),
+            CommandLine(worker={"disaggregation_mode": "decode"}, prefill=1, decode=1),
+            "leave --disaggregation-mode out",
+        ),
+        (
+            (WorkerGroup(options={"vllm_native_encoder_worker": True}),),
+            CommandLine(encode=1),
+            "--encode 1: the file already has encode workers",
+        ),
+    ],
+)
+def test_numbers_of_workers_are_refused_beside_groups_of_a_file(
+    groups: tuple[WorkerGroup, ...], line: CommandLine, message: str
+) -> None:
+    file = Topology(workers=groups) if groups else Topology()
+    with pytest.raises(ConfigError, match=message):
+        topology.override(file, line)
 
 
 @pytest.mark.parametrize("name", ["disaggregation_mode", "is_decode_worker", "multimodal_decode_worker"])
@@ -145,16 +153,13 @@ def test_older_names_of_roles_in_a_file_count_too() -> None:
     assert prefill.options["route_to_encoder"] is True
     assert "route_to_encoder" not in decode.options
     assert encode.options == {"disaggregation_mode": "encode"}
-    with pytest.raises(ConfigError, match="--encode 1: the file already has encode workers"):
-        file = Topology(workers=(WorkerGroup(options={"vllm_native_encoder_worker": True}),))
-        topology.override(file, CommandLine(encode=1))
 
 
 def test_values_become_flags() -> None:
     values = {"served_model_name": ["a", "b"], "kv_events": False, "omni": "yes", "drain_seconds": "5"}
-    assert topology.to_argv(WorkerOptions, values) == [
-        "--served-model-name", "a", "b", "--omni", "--no-kv-events", "--drain-seconds=5.0",
-    ]  # fmt: skip
+    words = "--served-model-name a b --omni --no-kv-events --drain-seconds=5.0"
+    assert topology.to_argv(WorkerOptions, values) == words.split()
+    assert topology.to_argv(WorkerOptions, {"served_model_name": 4711}) == ["--served-model-name", "4711"]
 
 
 def test_blanks_inside_a_value_are_its_own() -> None:
@@ -178,10 +183,6 @@ def test_value_of_the_wrong_type_is_refused(values: dict[str, object], message: 
         topology.to_argv(FrontendOptions, values)
 
 
-def test_one_value_may_stand_for_a_list_of_one_whatever_its_type() -> None:
-    assert topology.to_argv(WorkerOptions, {"served_model_name": 4711}) == ["--served-model-name", "4711"]
-
-
 def test_an_option_that_is_given_several_times_is_given_once_per_value() -> None:
     words = topology.to_argv(GatewayOptions, {"cors_origin": ["https://a.example", "https://b.example"]})
     assert words == ["--cors-origin=https://a.example", "--cors-origin=https://b.example"]
@@ -192,17 +193,14 @@ def test_an_option_that_is_given_several_times_is_given_once_per_value() -> None
 # --- names of groups ------------------------------------------------------------------------------------
 
 
-def test_group_may_have_a_name() -> None:
+def test_group_may_have_a_name_of_its_own() -> None:
     found = topology.read({"workers": [{"name": "small.1", "count": 2}, {}]}, "s.yaml")
     assert found.workers == (WorkerGroup(2, name="small.1"), WorkerGroup())
+    with pytest.raises(ConfigError, match="two groups of workers have the name 'a'; rename one"):
+        topology.read({"workers": [{"name": "a"}, {"name": "a"}]}, "s.yaml")
 
 
 @pytest.mark.parametrize("name", ["", "two words", "1st", 7, "a/b", "x" * 64])
 def test_what_is_no_name_of_a_group_is_refused(name: object) -> None:
     with pytest.raises(ConfigError, match=r"s.yaml: workers\[0\]: name .* is no name of a group"):
         topology.read({"workers": [{"name": name}]}, "s.yaml")
-
-
-def test_two_groups_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two groups of workers have the name 'a'; rename one"):
-        topology.read({"workers": [{"name": "a"}, {"name": "a"}]}, "s.yaml")

@@ -36,14 +36,9 @@ def test_certificate_that_is_not_trusted_is_what_is_said(tmp_path: Path) -> None
             target.get(f"https://127.0.0.2:{port}/live", 5)
 
 
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "http://127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1/"]
-)
-def test_every_spelling_names_the_same_frontend(url: str) -> None:
-    assert frontend_client.base(url) == "http://127.0.0.1:8000"
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "http://", ""])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="is not the URL of a frontend"):
-        frontend_client.base(url)
+def test_every_spelling_names_the_same_frontend() -> None:
+    for url in ("127.0.0.1:8000", *(f"http://127.0.0.1:8000{path}" for path in ("", "/", "/v1/"))):
+        assert frontend_client.base(url) == "http://127.0.0.1:8000"
+    for url in ("ftp://host", "http://", ""):
+        with pytest.raises(ConfigError, match="is not the URL of a frontend"):
+            frontend_client.base(url)

@@ -35,14 +35,11 @@ def test_figures_are_summed_over_models_and_those_of_others_left_out() -> None:
     assert found.itl_seconds == {0.01: 5, INF: 9}
 
 
-def test_prefix_of_the_names_is_the_frontends_own() -> None:
+def test_prefix_of_the_names_is_the_frontends_own_and_a_page_without_models_has_no_figures() -> None:
     found = frontend_figures.read(PAGE.replace(b"dynamo_frontend", b"ours"))
     assert (found.in_flight, found.requests) == (3, 10)
-
-
-@pytest.mark.parametrize("page", [b"", b"<html>", PAGE.replace(b"_inflight_requests", b"_x")])
-def test_page_without_models_has_no_figures(page: bytes) -> None:
-    assert frontend_figures.read(page) == frontend_figures.FrontendFigures()
+    for page in (b"", b"<html>", PAGE.replace(b"_inflight_requests", b"_x")):
+        assert frontend_figures.read(page) == frontend_figures.FrontendFigures()
 
 
 def test_growth_of_a_restarted_frontend_is_all_it_has() -> None:

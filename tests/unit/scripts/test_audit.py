@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,38 +10,29 @@ import audit
 import pytest
 from audit import Release
 
+from harness.json_server import answering
+
 BAD = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fixed_in": ["2.0"], "link": "https://osv.dev/PYSEC-1"}
 KNOWN = f"/pypi/{'/'.join(audit.KNOWN_TO_BE_BAD)}/json"
 
 
-class Index(BaseHTTPRequestHandler):
-    """Answers with what `pages` has."""
-
-    pages: dict[str, Any] = {}
-
-    def do_GET(self) -> None:
-        page = self.pages.get(self.path)
-        content = json.dumps({"vulnerabilities": page}).encode()
-        self.send_response(404 if page is None else 200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: Any) -> None: ...
+@pytest.fixture
+def pages() -> dict[str, Any]:
+    """Advisories by the page that has them."""
+    return {KNOWN: [BAD]}
 
 
 @pytest.fixture
-def index() -> Iterator[str]:
-    Index.pages = {KNOWN: [BAD]}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Index)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+def index(pages: dict[str, Any]) -> Iterator[str]:
+    def answer(path: str, _: None) -> tuple[int, Any]:
+        return (200 if pages.get(path) is not None else 404), {"vulnerabilities": pages.get(path)}
+
+    with answering(answer) as url:
+        yield url
 
 
-def test_each_advisory_that_stands_is_told(index: str) -> None:
-    Index.pages |= {
+def test_each_advisory_that_stands_is_told(index: str, pages: dict[str, Any]) -> None:
+    pages |= {
         "/pypi/good/1.0/json": [],
         "/pypi/bad/1.0/json": [BAD, {**BAD, "id": "PYSEC-2", "withdrawn": "2026-01-01T00:00:00Z"}],
         "/pypi/open/1.0/json": [{**BAD, "fixed_in": []}],
@@ -59,9 +47,9 @@ def test_each_advisory_that_stands_is_told(index: str) -> None:
 
 @pytest.mark.parametrize("page", [None, []])
 def test_index_without_advisories_is_no_good_news(
-    index: str, page: list[Any] | None, capsys: pytest.CaptureFixture[str]
+    index: str, pages: dict[str, Any], page: list[Any] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Index.pages = {KNOWN: page}
+    pages[KNOWN] = page
     assert audit.main(["--url", index]) == audit.NOT_DONE
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith(f"nothing was audited: what answers as {index} has no")

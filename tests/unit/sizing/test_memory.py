@@ -29,19 +29,16 @@ def read(name: str, **options: str) -> tuple[Model, WeightFormat]:
 # --- caches ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "size"),
-    [
+def test_a_token_takes_its_heads_or_its_latent_in_every_layer() -> None:
+    for name, dtype, size in (
         ("llama-3.1-8b", "auto", 2 * 32 * 8 * 128 * 2),
         ("llama-3.1-8b", "fp8", 2 * 32 * 8 * 128),
         ("qwen3-8b", "auto", 2 * 36 * 8 * 128 * 2),
         ("deepseek-r1", "auto", 61 * (512 + 64) * 2),
         ("gpt-oss-120b", "auto", 2 * 36 * 8 * 64 * 2),
-    ],
-)
-def test_a_token_takes_its_heads_or_its_latent_in_every_layer(name: str, dtype: str, size: int) -> None:
-    model, form = read(name)
-    assert memory.token_bytes(model.layers, memory.cache_value_bytes(form, dtype)) == size
+    ):
+        model, form = read(name)
+        assert memory.token_bytes(model.layers, memory.cache_value_bytes(form, dtype)) == size
 
 
 def test_shards_share_heads_but_never_cut_one_and_each_has_the_latent() -> None:
@@ -80,16 +77,15 @@ def test_more_shards_than_kv_heads_have_copies_of_them() -> None:
     assert eight > four / 2 + keys_and_values / 8 - 2**20
 
 
+def bytes_of(part: Part, model: Model, form: WeightFormat) -> float:
+    weights = (weight for layer in model.layers for weight in layer.weights)
+    return sum(form.bytes_of(weight) for weight in weights if weight.part is part)
+
+
 def test_data_parallel_ranks_share_experts_and_have_the_rest_each() -> None:
     model, form = read("deepseek-r1")
     (one,), (eight,) = (memory.rank_bytes(model, form, Layout(dp=dp, ep=dp > 1)) for dp in (1, 8))
-    experts = sum(
-        form.bytes_of(weight)
-        for layer in model.layers
-        for weight in layer.weights
-        if weight.part.value == "experts"
-    )
-    assert one - eight == pytest.approx(experts * 7 / 8, abs=16)
+    assert one - eight == pytest.approx(bytes_of(Part.EXPERTS, model, form) * 7 / 8, abs=16)
 
 
 def test_experts_that_do_not_divide_leave_one_more_on_some_gpu() -> None:
@@ -108,17 +104,11 @@ def test_experts_in_mxfp4_are_filled_up_as_kernels_do() -> None:
     assert two == pytest.approx(experts + (memory.weight_bytes(model, form) - 56.757 * GIB) / 2, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name", "layout", "logged"),
-    [
-        # What vLLM's line "Model loading took" says in logs of others.
-        ("qwen3-8b", Layout(), 15.27),
-        ("deepseek-r1", Layout(tp=8), 79.41),
-    ],
-)
-def test_weights_of_a_rank_are_those_of_published_logs(name: str, layout: Layout, logged: float) -> None:
-    model, form = read(name)
-    assert memory.rank_bytes(model, form, layout)[0] / GIB == pytest.approx(logged, rel=0.002)
+def test_weights_of_a_rank_are_those_of_published_logs() -> None:
+    """What vLLM's line "Model loading took" says in logs of others."""
+    for name, layout, logged in (("qwen3-8b", Layout(), 15.27), ("deepseek-r1", Layout(tp=8), 79.41)):
+        model, form = read(name)
+        assert memory.rank_bytes(model, form, layout)[0] / GIB == pytest.approx(logged, rel=0.002)
 
 
 def test_the_copies_vllm_makes_of_mla_are_counted() -> None:
@@ -127,11 +117,10 @@ def test_the_copies_vllm_makes_of_mla_are_counted() -> None:
     assert sum(memory.rank_bytes(model, form, Layout())) - memory.weight_bytes(model, form) == copies
 
 
-@pytest.mark.parametrize(
-    ("layers", "count", "sizes"), [(61, 4, [15, 15, 16, 15]), (62, 4, [15, 16, 16, 15]), (8, 2, [4, 4])]
-)
-def test_stages_get_layers_as_vllm_shares_them_out(layers: int, count: int, sizes: list[int]) -> None:
-    assert memory.stages(layers, count) == sizes
+def test_stages_get_layers_as_vllm_shares_them_out() -> None:
+    assert memory.stages(61, 4) == [15, 15, 16, 15]
+    assert memory.stages(62, 4) == [15, 16, 16, 15]
+    assert memory.stages(8, 2) == [4, 4]
 
 
 def test_stages_hold_all_weights_once_and_a_tied_table_twice() -> None:
@@ -145,6 +134,10 @@ def test_stages_hold_all_weights_once_and_a_tied_table_twice() -> None:
 # --- formats --------------------------------------------------------------------------------------------
 
 
+def compressed(**weights: object) -> dict[str, object]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("written", "name", "size"),
     [
@@ -156,22 +149,8 @@ def test_stages_hold_all_weights_once_and_a_tied_table_twice() -> None:
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb4", 0.5625),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb8", 1.0),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", 0.5625),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
-            },
-            "fp8",
-            1.0,
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 64}}},
-            },
-            "int4",
-            0.5 + 2.5 / 64,
-        ),
+        (compressed(num_bits=8, type="float"), "fp8", 1.0),
+        (compressed(num_bits=4, type="int", group_size=64), "int4", 0.5 + 2.5 / 64),
     ],
 )
 def test_quantisation_is_read_from_the_file(written: dict[str, object], name: str, size: float) -> None:
@@ -180,31 +159,18 @@ def test_quantisation_is_read_from_the_file(written: dict[str, object], name: st
     assert form.linear_bytes == pytest.approx(size)
 
 
-@pytest.mark.parametrize(
-    ("written", "said"),
-    [
+def test_quantisation_that_is_not_known_is_refused() -> None:
+    for written, said in (
         ({"quant_method": "exl2"}, "quant_method 'exl2' is not known here"),
         ({"quant_method": "gptq", "bits": 3}, "3 bits is not known here"),
         ({"quant_method": "compressed-tensors"}, "config_groups without weights"),
         ({}, "quant_method is missing"),
-    ],
-)
-def test_quantisation_that_is_not_known_is_refused(written: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        formats.of({**config("qwen3-8b"), "quantization_config": written}, "c", None, None)
+    ):
+        with pytest.raises(ConfigError, match=said):
+            formats.of({**config("qwen3-8b"), "quantization_config": written}, "c", None, None)
 
 
-def test_tables_heads_and_norms_are_not_quantised() -> None:
-    model, form = read("qwen3-8b", quantisation="int4")
-    plain = 2 * (2 * 151936 * 4096 + (36 * 2 + 1) * 4096 + 36 * 256)
-    linear = model.total - plain // 2
-    assert memory.weight_bytes(model, form) == pytest.approx(plain + linear * (0.5 + 2.5 / 128))
-
-
-INT4 = {
-    "quant_method": "compressed-tensors",
-    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
-}
+INT4 = compressed(num_bits=4, type="int", group_size=32)
 
 
 @pytest.mark.parametrize(
@@ -223,26 +189,23 @@ def test_attention_that_a_file_leaves_out_is_not_quantised(
     found = {**config("deepseek-r1"), "quantization_config": {**INT4, "ignore": ignored}}
     model, form = families.read(found, "c"), formats.of(found, "c", None, None)
     assert form.experts_only is are_experts_alone
-    attention = sum(
-        form.bytes_of(weight)
-        for layer in model.layers
-        for weight in layer.weights
-        if weight.part is Part.ATTENTION
-    )
+    attention = bytes_of(Part.ATTENTION, model, form)
     per_value = 2 if are_experts_alone else 0.5 + 2.5 / 32
     assert attention == pytest.approx(model.by_part()[Part.ATTENTION] * per_value)
     assert memory.refusal(model, form, Layout(tp=8)) is None
 
 
-def test_a_model_without_experts_is_quantised_whatever_is_left_out() -> None:
+def test_what_is_never_quantised_and_what_always_is() -> None:
     written = {**INT4, "ignore": ["re:.*self_attn.*"]}
     form = formats.of({**config("qwen3-8b"), "quantization_config": written}, "c", None, None)
-    assert not form.experts_only
-
-
-def test_vision_towers_are_not_quantised() -> None:
+    assert not form.experts_only, "there are none"
     model, form = read("qwen2.5-vl-7b", quantisation="int4")
     assert sum(form.bytes_of(weight) for weight in model.vision) == 2 * model.by_part()[Part.VISION]
+    model, form = read("qwen3-8b", quantisation="int4")
+    plain = 2 * (2 * 151936 * 4096 + (36 * 2 + 1) * 4096 + 36 * 256)
+    linear = model.total - plain // 2
+    weights = memory.weight_bytes(model, form)
+    assert weights == pytest.approx(plain + linear * (0.5 + 2.5 / 128)), "not tables, heads and norms"
 
 
 def test_kv_heads_that_neither_divide_nor_repeat_are_refused() -> None:
@@ -269,34 +232,25 @@ def test_float32_files_run_in_sixteen_bits_unless_asked() -> None:
 # --- GPUs and layouts -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "name", "gib"),
-    [
-        ("16xH200", 16, "H200", 139.8),
-        ("h100", 1, "H100", 79.1),
-        ("8 x H100:80", 8, "H100", 80.0),
-        ("2xNEW:96.5", 2, "NEW", 96.5),
-        ("4xA100-80GB", 4, "A100", 79.2),
-    ],
-)
-def test_gpus_are_understood(text: str, count: int, name: str, gib: float) -> None:
-    found = gpus.read(text)
-    assert (found.count, found.gpu.name, found.gpu.gib) == (count, name, gib)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("8xZ9", "its memory is not known here; write Z9:GIB"),
-        ("0xH100", "0 GPUs hold nothing"),
-        ("8*H100", "is not understood"),
-        ("8xZ9:0", "'0' is not a size in GiB"),
-        ("", "is not understood"),
-    ],
-)
-def test_gpus_that_are_not_known_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        gpus.read(text)
+def test_gpus_are_understood_or_refused_by_name() -> None:
+    for text, understood in {
+        "16xH200": (16, "H200", 139.8),
+        "h100": (1, "H100", 79.1),
+        "8 x H100:80": (8, "H100", 80.0),
+        "2xNEW:96.5": (2, "NEW", 96.5),
+        "4xA100-80GB": (4, "A100", 79.2),
+    }.items():
+        found = gpus.read(text)
+        assert (found.count, found.gpu.name, found.gpu.gib) == understood
+    for text, said in {
+        "8xZ9": "its memory is not known here; write Z9:GIB",
+        "0xH100": "0 GPUs hold nothing",
+        "8*H100": "is not understood",
+        "8xZ9:0": "'0' is not a size in GiB",
+        "": "is not understood",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            gpus.read(text)
 
 
 def test_room_is_what_weights_and_reserve_leave() -> None:
@@ -370,9 +324,8 @@ def test_nothing_that_fits_names_the_nearest() -> None:
     assert layouts.smallest(model, form, Gpu("X", 1), EngineLoad(max_len=4096)) is None
 
 
-@pytest.mark.parametrize(
-    ("layout", "flags"),
-    [
+def test_flags_say_the_layout() -> None:
+    for layout, flags in (
         (Layout(), ""),
         (Layout(tp=4), "--tensor-parallel-size 4"),
         (Layout(tp=8, pp=2, nodes=2), "--tensor-parallel-size 8 --pipeline-parallel-size 2 --nnodes 2"),
@@ -381,10 +334,8 @@ def test_nothing_that_fits_names_the_nearest() -> None:
             Layout(dp=8, ep=True, nodes=2),
             "--data-parallel-size 8 --data-parallel-size-local 4 --enable-expert-parallel",
         ),
-    ],
-)
-def test_flags_say_the_layout(layout: Layout, flags: str) -> None:
-    assert " ".join(layouts.flags(layout)) == flags
+    ):
+        assert " ".join(layouts.flags(layout)) == flags
 
 
 def test_the_estimate_grows_with_the_step_and_shrinks_without_graphs() -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,6 +11,7 @@ from dynamo_vllm.cli.running import prove
 from dynamo_vllm.errors import StartError
 from dynamo_vllm.observe.frontend_client import FrontendClient
 from dynamo_vllm.supervise.probe import Probe
+from harness.json_server import answering
 
 ALONE = {"prefill_worker_id": 1, "decode_worker_id": 1}
 OVER_TWO = {"prefill_worker_id": 2, "decode_worker_id": 1}
@@ -25,47 +22,19 @@ class Frontend:
 
     def __init__(self, *workers: dict[str, int], only: str = "") -> None:
         self.workers = list(workers)
+        self.only = only
         self.asked: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        frontend = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._reply({})
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                frontend.asked.append(body)
-                frontend.paths.append(self.path)
-                if only:
-                    return self._reply({"data": [{}]}, 200 if self.path == only else 404)
-                found = frontend.workers.pop(0) if len(frontend.workers) > 1 else frontend.workers[0]
-                self._reply({"choices": [{}], "nvext": {"worker_id": found} if "nvext" in body else None})
-
-            def _reply(self, answer: object, status: int = 200) -> None:
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-
-@contextmanager
-def served(frontend: Frontend) -> Iterator[None]:
-    thread = threading.Thread(target=frontend.server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield
-    finally:
-        frontend.server.shutdown()
-        thread.join()
-        frontend.server.server_close()
+    def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, object]:
+        if body is None:
+            return 200, {}
+        self.asked.append(body)
+        self.paths.append(path)
+        if self.only:
+            return (200 if path == self.only else 404), {"data": [{}]}
+        found = self.workers.pop(0) if len(self.workers) > 1 else self.workers[0]
+        return 200, {"choices": [{}], "nvext": {"worker_id": found} if "nvext" in body else None}
 
 
 TEXT = ("chat", "completions")
@@ -75,9 +44,9 @@ async def ask(
     frontend: Frontend, split: set[str], seconds: float = 60, types: tuple[str, ...] = TEXT
 ) -> None:
     probe = Probe(answer_seconds=30)
-    with served(frontend):
+    with answering(frontend.answer) as url:
         try:
-            await probe.first_answer(frontend.url, {"m": types}, split, seconds)
+            await probe.first_answer(url, {"m": types}, split, seconds)
         finally:
             await probe.close()
 
@@ -130,7 +99,7 @@ async def test_a_model_is_asked_where_it_answers_and_for_one_step_of_a_drawing(
 @pytest.mark.parametrize("path", DRAWINGS.values())
 def test_a_check_of_a_model_that_draws_asks_for_one_step(path: str) -> None:
     frontend = Frontend(only=path)
-    with served(frontend), closing(FrontendClient(frontend.url, 60)) as client:
+    with answering(frontend.answer) as url, closing(FrontendClient(url, 60)) as client:
         _, step = prove.answer(client, "m")
     assert (step.outcome, frontend.paths[-1]) == (prove.OK, path)
     assert "/v1/chat/completions" not in frontend.paths

@@ -17,15 +17,17 @@ from harness.kept import FAILS, LIMITS, SLOW, kept, worker
 from harness.waiting import until
 
 
-async def test_killed_worker_whose_logs_are_gone_is_replaced(tmp_path: Path) -> None:
+async def test_killed_worker_whose_logs_are_gone_is_replaced_at_other_ports(tmp_path: Path) -> None:
     async with kept(tmp_path) as found:
         other = found.pid("worker-2")
+        first = [*found.ports("worker-1"), *found.ports("worker-2")]
         shutil.rmtree(found.logs)
         os.kill(found.pid("worker-1"), signal.SIGKILL)
         await found.ready("worker-1", times=2)
         assert found.pid("worker-2") == other
         assert "worker-1 was killed by SIGKILL; starting it again" in found.said
         assert (found.logs / "worker-1.log").exists()
+        assert len({*first, *found.ports("worker-1")}) == 6
 
 
 async def test_worker_that_cannot_live_is_given_up_and_tried_again_later(tmp_path: Path) -> None:
@@ -49,14 +51,6 @@ async def test_last_worker_that_cannot_live_ends_serve(tmp_path: Path) -> None:
         os.kill(found.pid("worker-2"), signal.SIGKILL)
         await found.ended()
         assert "giving up after 0 restarts in a row" in found.said
-
-
-async def test_no_two_processes_are_given_the_same_port(tmp_path: Path) -> None:
-    async with kept(tmp_path) as found:
-        first = [*found.ports("worker-1"), *found.ports("worker-2")]
-        os.kill(found.pid("worker-1"), signal.SIGKILL)
-        await found.ready("worker-1", times=2)
-        assert len({*first, *found.ports("worker-1")}) == 6
 
 
 async def test_log_of_a_worker_is_bounded(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -85,8 +85,7 @@ async def test_answer_is_the_same_byte_by_byte_over_a_socket() -> None:
 
 async def test_several_events_in_a_chunk_and_one_event_in_several_chunks() -> None:
     body = token("a") + token("b") + token("c", "stop") + usage(1, 3) + DONE
-    assert facts(await fed(HEAD + chunk(body) + LAST_CHUNK))[:5] == (3, 1, 3, 0, "abc")
-    for size in (1, 7, 50):
+    for size in (1, 7, 50, len(body)):
         chunks = b"".join(chunk(body[at : at + size]) for at in range(0, len(body), size))
         assert facts(await fed(HEAD + chunks + LAST_CHUNK))[:5] == (3, 1, 3, 0, "abc")
 
@@ -102,82 +101,71 @@ async def test_line_ends_of_two_bytes() -> None:
 
 async def test_chunk_extension_trailer_and_interim_answer() -> None:
     body = token("a", "stop") + DONE
-    odd = (
-        b"HTTP/1.1 100 Continue\r\n\r\n"
-        + HEAD
-        + b"%x;name=1\r\n" % len(body)
-        + body
-        + b"\r\n0\r\nX: y\r\n\r\n"
-    )
+    odd = b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"%x;name=1\r\n" % len(body) + body
+    odd += b"\r\n0\r\nX: y\r\n\r\n"
     for cut in range(1, len(odd)):
         assert facts(await fed(odd[:cut], odd[cut:]))[4:6] == ("a", ""), cut
 
 
-async def test_stream_without_chunks_ends_with_the_connection() -> None:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-    answer = await fed(head, token("a"), token("b", "stop"), DONE, lost=True)
+async def test_stream_without_chunks_has_a_length_or_ends_with_the_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    answer = await fed(head + b"\r\n", token("a"), token("b", "stop"), DONE, lost=True)
     assert facts(answer)[4:6] == ("ab", "")
-
-
-async def test_stream_with_a_length() -> None:
     body = token("a", "stop") + DONE
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body)
-    assert facts(await fed(head + body[:9], body[9:]))[4:6] == ("a", "")
+    whole = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    assert facts(await fed(whole[:-9], whole[-9:]))[4:6] == ("a", "")
 
 
 # --- what counts as a token -------------------------------------------------------------------------------
 
 
-async def test_end_in_an_event_of_its_own_is_no_token() -> None:
-    answer = await fed(stream(token("a"), token("b"), token("", "stop"), DONE))
-    assert (answer.events, len(gaps(answer))) == (2, 1)
-
-
-async def test_token_without_text_counts() -> None:
-    answer = await fed(stream(token("a"), token(""), token("b", "stop"), DONE))
-    assert (answer.events, len(gaps(answer))) == (3, 2)
-
-
-async def test_server_without_usage_has_its_events_counted() -> None:
-    answer = await fed(stream(token("a"), token("b", "stop"), DONE))
-    assert (answer.output_tokens, answer.cached_tokens) == (2, None)
-
-
-async def test_json_with_blanks_is_read_too() -> None:
-    answer = await fed(stream(b'data: {"choices" : [ {"text": "a", "finish_reason": "stop"} ]}\n\n', DONE))
-    assert (answer.events, answer.text) == (1, "a")
+@pytest.mark.parametrize(
+    ("events", "counted"),
+    [
+        ([token("a"), token("b"), token("", "stop")], (2, 1, 2, "ab")),  # an end of its own is no token
+        ([token("a"), token(""), token("b", "stop")], (3, 2, 3, "ab")),  # one without text is
+        ([b'data: {"choices" : [ {"text": "a", "finish_reason": "stop"} ]}\n\n'], (1, 0, 1, "a")),
+    ],
+)
+async def test_server_without_usage_has_its_events_counted(
+    events: list[bytes], counted: tuple[int, int, int, str]
+) -> None:
+    answer = await fed(stream(*events, DONE))
+    assert (answer.events, len(gaps(answer)), answer.output_tokens, answer.text) == counted
+    assert answer.cached_tokens is None
 
 
 # --- what can go wrong ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("pieces", "error"),
-    [
-        ([plain(404, b'{"message": "Model not found", "code": 404}')], "HTTP 404: Model not found"),
-        ([plain(400, b'{"error": {"message": "too\\nlong"}}')], "HTTP 400: too long"),
-        ([plain(422, b'{"detail": "no"}')], "HTTP 422: no"),
-        ([plain(503, b"")], "HTTP 503: no reason given"),
-        ([plain(200, b"{}")], "the answer is not a stream; its type is application/json"),
-        ([stream(token(), event(error={"message": "engine died"}), DONE)], "engine died"),
-        ([stream(token(), b"event: error\n: lost\n\n", DONE)], "lost"),
-        ([stream(token(), b'event: error\ndata: {"message": "lost"}\n\n', DONE)], "lost"),
-        ([stream(token(), b"data: {nonsense\n\n", DONE)], "an event of the stream cannot be read"),
-        ([stream(b'data: {"choices": [{"text": "\xff"}]}\n\n', DONE)], "an event of the stream cannot"),
-        ([plain(500, b'{"message": "\xff"}')], 'HTTP 500: {"message": "\ufffd"}'),
-        ([stream(token(), token())], "the stream ended early, after 2 events"),
-        ([HEAD, chunk(token()), None], "the connection was closed after 1 events"),
-        ([None], "the connection was closed before an answer"),
-        ([HEAD, b"zz\r\n"], "the chunks of the answer are malformed"),
-        ([HEAD, b"-5\r\n\r\n\r\n"], "the chunks of the answer are malformed"),
-        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "the server does not speak HTTP"),
-        ([b"x" * 70000], "the server does not speak HTTP"),
-    ],
-)
-async def test_failure_is_an_answer_with_a_reason(pieces: Iterable[bytes | None], error: str) -> None:
-    (answer,), _ = await asked(lambda _: pieces)
-    assert answer.error.startswith(error)
-    assert not is_ok(answer)
+FAILURES: list[tuple[list[bytes | None], str]] = [
+    ([plain(404, b'{"message": "Model not found", "code": 404}')], "HTTP 404: Model not found"),
+    ([plain(400, b'{"error": {"message": "too\\nlong"}}')], "HTTP 400: too long"),
+    ([plain(422, b'{"detail": "no"}')], "HTTP 422: no"),
+    ([plain(503, b"")], "HTTP 503: no reason given"),
+    ([plain(200, b"{}")], "the answer is not a stream; its type is application/json"),
+    ([stream(token(), event(error={"message": "engine died"}), DONE)], "engine died"),
+    ([stream(token(), b"event: error\n: lost\n\n", DONE)], "lost"),
+    ([stream(token(), b'event: error\ndata: {"message": "lost"}\n\n', DONE)], "lost"),
+    ([stream(token(), b"data: {nonsense\n\n", DONE)], "an event of the stream cannot be read"),
+    ([stream(b'data: {"choices": [{"text": "\xff"}]}\n\n', DONE)], "an event of the stream cannot"),
+    ([plain(500, b'{"message": "\xff"}')], 'HTTP 500: {"message": "\ufffd"}'),
+    ([stream(token(), token())], "the stream ended early, after 2 events"),
+    ([HEAD, chunk(token()), None], "the connection was closed after 1 events"),
+    ([None], "the connection was closed before an answer"),
+    ([HEAD, b"zz\r\n"], "the chunks of the answer are malformed"),
+    ([HEAD, b"-5\r\n\r\n\r\n"], "the chunks of the answer are malformed"),
+    ([b"SSH-2.0-OpenSSH\r\n\r\n"], "the server does not speak HTTP"),
+    ([b"x" * 70000], "the server does not speak HTTP"),
+]
+
+
+async def test_failure_is_an_answer_with_a_reason_and_does_not_spoil_the_next() -> None:
+    for pieces, error in FAILURES:
+        replies = [[ANSWER], pieces]
+        (failed, following), _ = await asked(lambda _, left=replies: left.pop(), times=2)  # type: ignore[misc]
+        assert failed.error.startswith(error)
+        assert not is_ok(failed) and is_ok(following)
 
 
 async def test_connection_that_nobody_takes() -> None:
@@ -207,13 +195,9 @@ async def test_silent_server_is_given_up() -> None:
 async def test_connection_is_kept() -> None:
     answers, server = await asked(lambda _: [ANSWER], times=3)
     assert all(map(is_ok, answers)) and (server.connections, len(server.requests)) == (1, 3)
-
-
-async def test_connection_is_kept_when_the_end_of_an_answer_comes_in_pieces() -> None:
-    answers, server = await asked(
-        lambda _: [ANSWER[:-4], *(ANSWER[i : i + 1] for i in range(-4, -1)), b"\n"], 2
-    )
-    assert all(map(is_ok, answers)) and server.connections == 1
+    pieces = [ANSWER[:-4], *(ANSWER[i : i + 1] for i in range(-4, -1)), b"\n"]
+    answers, server = await asked(lambda _: pieces, 2)
+    assert all(map(is_ok, answers)) and server.connections == 1, "the end came in pieces"
 
 
 async def test_making_a_connection_counts_as_waiting() -> None:
@@ -234,22 +218,16 @@ async def test_connection_the_server_closed_meanwhile_is_replaced() -> None:
     assert all(map(is_ok, answers)) and (server.connections, len(server.requests)) == (3, 3)
 
 
-async def test_connection_is_not_used_again_when_the_server_says_so() -> None:
-    said = plain(500, b"{}", b"connection: close")
-    answers, server = await asked(lambda _: [said], times=2)
-    assert server.connections == 2
-
-
 @pytest.mark.parametrize("surplus", [b"x", b"HTTP/1.1 ", ANSWER, plain(500, b"{}")])
 async def test_connection_is_not_used_again_when_more_comes_than_was_asked_for(surplus: bytes) -> None:
     answers, server = await asked(lambda _: [ANSWER + surplus], times=2)
     assert all(map(is_ok, answers)) and server.connections == 2
 
 
-async def test_failed_request_does_not_spoil_the_next() -> None:
-    replies: Iterator[list[bytes | None]] = iter([[HEAD, chunk(token()), None], [ANSWER]])
-    answers, _ = await asked(lambda _: next(replies), times=2)
-    assert [is_ok(answer) for answer in answers] == [False, True]
+async def test_connection_is_not_used_again_when_the_server_says_so() -> None:
+    said = plain(500, b"{}", b"connection: close")
+    _, server = await asked(lambda _: [said], times=2)
+    assert server.connections == 2
 
 
 async def test_abort_leaves_what_is_in_flight() -> None:

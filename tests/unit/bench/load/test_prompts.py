@@ -24,32 +24,20 @@ def body(asked: PromptSpec, number: int = 0, answers: tuple[str, ...] = ()) -> d
 def test_request_asks_for_a_stream_of_full_length_with_usage() -> None:
     found = body(spec())
     prompt = found.pop("prompt")
-    assert found == {
-        "model": "tiny",
-        "max_tokens": 4,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "ignore_eos": True,
-    }
+    options = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    assert found == {"model": "tiny", "max_tokens": 4, "temperature": 0, **options}
     assert len(prompt) == 20 and all(10 <= token < 900 for token in prompt)
-
-
-def test_further_fields_win_and_ignore_eos_can_be_left_out() -> None:
-    found = body(spec(ignore_eos=False, more={"temperature": 0.7, "top_k": 3}))
-    assert (found["temperature"], found["top_k"], "ignore_eos" in found) == (0.7, 3, False)
+    more = body(spec(ignore_eos=False, more={"temperature": 0.7, "top_k": 3}))
+    assert (more["temperature"], more["top_k"], "ignore_eos" in more) == (0.7, 3, False)
+    (message,) = body(spec(api="chat"))["messages"]
+    assert message["role"] == "user"
+    assert len(message["content"].split()) == 20
 
 
 def test_prompts_differ_by_number_stage_and_seed_and_by_nothing_else() -> None:
     made = [body(spec(), 0), body(spec(), 1), body(spec(stage="1"), 0), body(spec(seed=2), 0)]
     assert len({str(found["prompt"]) for found in made}) == 4
     assert body(spec(), 1) == made[1]
-
-
-def test_chat_is_asked_in_words() -> None:
-    (message,) = body(spec(api="chat"))["messages"]
-    assert message["role"] == "user"
-    assert len(message["content"].split()) == 20
 
 
 def test_prefixes_are_shared_by_some_and_every_one_is_used() -> None:

@@ -26,20 +26,14 @@ def stages(
     return stage_specs.stages(LoadOptions(**given), "tiny", context, replay)
 
 
-def test_without_a_word_eight_at_a_time_for_ten_seconds() -> None:
+def test_options_make_stages() -> None:
     (stage,) = stages()
     assert (stage.name, stage.concurrency, stage.rate) == ("c=8", 8, None)
     assert (stage.requests, stage.seconds) == (None, 10.0)
-
-
-def test_a_list_makes_stages_that_ask_different_things() -> None:
     found = stages(concurrency="1,8,32", requests=5)
     assert [stage.name for stage in found] == ["c=1", "c=8", "c=32"]
     assert [stage.seconds for stage in found] == [None] * 3
-    assert len({stage.prompts.stage for stage in found}) == 3
-
-
-def test_rates_and_ramps_are_open_loops() -> None:
+    assert len({stage.prompts.stage for stage in found}) == 3, "they ask different things"
     assert [stage.rate for stage in stages(rate="0.5,2")] == [0.5, 2.0]
     assert [stage.name for stage in stages(ramp="1:3:3")] == ["rate=1", "rate=2", "rate=3"]
 
@@ -74,38 +68,27 @@ def test_half_the_cores_are_for_the_server() -> None:
 
 
 @pytest.mark.parametrize("given", [{"concurrency": "5", "requests": 23}, {"rate": "5", "requests": 23}])
-async def test_client_processes_share_the_work_without_rest(given: dict[str, Any]) -> None:
-    (spec,) = stages(**given)
+async def test_client_processes_share_the_work_by_their_slots_without_rest(given: dict[str, Any]) -> None:
     client = StreamClient(parse_target("127.0.0.1"), "/", 1.0)
+    (spec,) = stages(**given)
     shares = [list(Stage(spec, client, part, 3)._numbers()) for part in range(3)]
     assert sorted(itertools.chain(*shares)) == list(range(23))
     assert all(shares)
-
-
-async def test_client_process_with_more_slots_has_more_of_the_work() -> None:
     (spec,) = stages(concurrency="3", requests=12)
-    client = StreamClient(parse_target("127.0.0.1"), "/", 1.0)
     assert [len(list(Stage(spec, client, part, 2)._numbers())) for part in range(2)] == [8, 4]
 
 
-@pytest.mark.parametrize(
-    ("url", "found"),
-    [
-        ("host:8000", Target("host", 8000, False, "")),
-        ("http://host/", Target("host", 80, False, "")),
-        ("https://host/v1", Target("host", 443, True, "")),
-        ("http://[::1]:8000/some/v1/", Target("::1", 8000, False, "/some")),
-    ],
-)
-def test_urls(url: str, found: Target) -> None:
-    assert parse_target(url) == found
-    assert parse_target(found.url) == found
-
-
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:port", "http://host:99999"])
-def test_no_urls(url: str) -> None:
-    with pytest.raises(ConfigError, match="write http://host:port"):
-        parse_target(url)
+def test_urls() -> None:
+    for url, found in {
+        "host:8000": Target("host", 8000, False, ""),
+        "http://host/": Target("host", 80, False, ""),
+        "https://host/v1": Target("host", 443, True, ""),
+        "http://[::1]:8000/some/v1/": Target("::1", 8000, False, "/some"),
+    }.items():
+        assert parse_target(url) == parse_target(found.url) == found
+    for url in ("ftp://host", "http://", "http://host:port", "http://host:99999"):
+        with pytest.raises(ConfigError, match="write http://host:port"):
+            parse_target(url)
 
 
 def test_progress_counts_tokens_where_an_event_brings_several() -> None:

@@ -34,13 +34,12 @@ def scaled(*lines: trace.Line, block: int = 512, context: int | None = None) -> 
 # --- the file ---------------------------------------------------------------------------------------------
 
 
-def test_lines_come_in_the_order_of_their_times(tmp_path: Path) -> None:
+def test_lines_come_in_the_order_of_their_times_up_to_a_limit(tmp_path: Path) -> None:
     path = written(tmp_path, entry(30), entry(10), entry(20))
     assert [found.timestamp for found in trace.read(path)] == [10, 20, 30]
-
-
-def test_limit_takes_the_first_lines(tmp_path: Path) -> None:
     assert len(trace.read(written(tmp_path, *[entry()] * 5), limit=3)) == 3
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        trace.read(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -55,11 +54,6 @@ def test_limit_takes_the_first_lines(tmp_path: Path) -> None:
 def test_unreadable_trace_is_refused(tmp_path: Path, lines: list[object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trace.read(written(tmp_path, *lines))
-
-
-def test_missing_trace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        trace.read(tmp_path / "none")
 
 
 # --- lengths and tokens -----------------------------------------------------------------------------------
@@ -116,10 +110,9 @@ def test_same_id_behind_another_beginning_is_no_hit() -> None:
 
 
 def test_block_of_the_engine_larger_than_that_of_the_trace() -> None:
-    requests = scaled(
-        line(0, 4 * 512, 5, [1, 2, 3, 4]), line(0, 5 * 512, 5, [1, 2, 3, 9, 9]), block=16
-    ).requests
-    assert trace.ceiling(requests, 32).cached_tokens == 32, "the second block of 32 holds a part that differs"
+    lines = (line(0, 4 * 512, 5, [1, 2, 3, 4]), line(0, 5 * 512, 5, [1, 2, 3, 9, 9]))
+    found = trace.ceiling(scaled(*lines, block=16).requests, 32)
+    assert found.cached_tokens == 32, "the second block of 32 holds a part that differs"
 
 
 def test_small_cache_forgets_what_was_unused_for_longest() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dynamo_vllm.bench.http import metrics
 from dynamo_vllm.bench.load import trace
 from dynamo_vllm.bench.local import routing
 from dynamo_vllm.bench.local.deployment import Deployment
@@ -23,10 +22,11 @@ from dynamo_vllm.bench.local.routing_figures import (
     with_tiers,
 )
 from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
-from dynamo_vllm.bench.report.run_report import ClientFigures, StageReport
+from dynamo_vllm.bench.report.run_report import StageReport
 from dynamo_vllm.config.options import RoutingOptions
 from dynamo_vllm.config.rules import bench_local
 from dynamo_vllm.errors import ConfigError, StartError
+from harness.stage_reports import stage_report
 
 METRICS = """\
 # HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -38,21 +38,12 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
 
 
 def stage(**changes: Any) -> StageReport:
-    given: dict[str, Any] = {
-        "name": "trace",
+    about = {
         "seconds": 10.0,
         "requests": Requests(4, 0, 0, 0.4),
         "tokens": Tokens(1000, 400, "usage", 8, 0.8),
-        "ttft_ms": Spread(30.0, 20.0, 40.0, 50.0, 60.0, 70.0),
-        "itl_ms": Spread(),
-        "tpot_ms": Spread(),
-        "e2e_ms": Spread(),
-        "goodput": None,
-        "processes": {},
-        "client": ClientFigures(1, 0.1, 20.0, 2.0),
-        "errors": {},
     }
-    return StageReport(**{**given, **changes})
+    return stage_report(**{**about, "ttft_ms": Spread(30.0, 20.0, 40.0, 50.0, 60.0, 70.0), **changes})
 
 
 def grown(hits: float, queries: float, done: float) -> dict[str, float]:
@@ -64,12 +55,11 @@ def test_replay_takes_hits_from_the_answers_and_from_the_engines() -> None:
     assert (replay.hit_rate, replay.engine_hit_rate) == (0.4, 0.39)
     assert replay.shares == [0.75, 0.25]
     assert (replay.ttft_p50_ms, replay.ttft_p95_ms, replay.prompt_tokens_per_second) == (20.0, 50.0, 100.0)
-
-
-def test_hits_in_tiers_are_told_apart() -> None:
-    tiers = {**grown(300, 1000, 1), TIER_HITS: 250.0}
-    replay = routing.replay_of(stage(), [tiers])
-    assert (replay.engine_hit_rate, replay.tier_hit_rate, replay.ttft_p99_ms) == (0.3, 0.25, 60.0)
+    tiers = routing.replay_of(stage(), [{**grown(300, 1000, 1), TIER_HITS: 250.0}])
+    assert (tiers.engine_hit_rate, tiers.tier_hit_rate, tiers.ttft_p99_ms) == (0.3, 0.25, 60.0)
+    failed = stage(requests=Requests(3, 1, 0, 0.3), errors={"HTTP 500": 1})
+    with pytest.raises(StartError, match="1 requests failed: .*HTTP 500"):
+        routing.replay_of(failed, [grown(0, 1, 1)])
 
 
 def test_every_mode_is_measured_with_and_without_tiers() -> None:
@@ -78,50 +68,36 @@ def test_every_mode_is_measured_with_and_without_tiers() -> None:
     assert both == ["kv", "kv + tiers", "random", "random + tiers"]
 
 
-def test_failed_requests_spoil_a_replay() -> None:
-    failed = stage(requests=Requests(3, 1, 0, 0.3), errors={"HTTP 500": 1})
-    with pytest.raises(StartError, match="1 requests failed: .*HTTP 500"):
-        routing.replay_of(failed, [grown(0, 1, 1)])
-
-
 def test_size_of_the_cache_comes_from_the_metrics() -> None:
     assert routing.read_cache(METRICS) == PrefixCache(8192, 32)
     with pytest.raises(StartError, match="size of its cache"):
         routing.read_cache("")
 
 
-def test_counters_are_summed_over_their_series() -> None:
-    assert metrics.total(METRICS, HITS) == 700.0
-    assert metrics.total(METRICS, QUERIES) is None
+def written(folder: Path, rows: list[tuple[int, int, list[int]]]) -> str:
+    """A trace of these lengths of prompts and answers, and blocks."""
+    lines = [
+        {"timestamp": 0, "input_length": length, "output_length": answer, "hash_ids": ids}
+        for length, answer, ids in rows
+    ]
+    (folder / "t").write_text("\n".join(map(json.dumps, lines)))
+    return str(folder / "t")
 
 
 def test_answers_are_cut_and_prompts_are_not(tmp_path: Path) -> None:
-    file = tmp_path / "t"
-    rows = [
-        {"timestamp": 0, "input_length": 1000, "output_length": length, "hash_ids": [1, 2]}
-        for length in (5, 900)
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    options = RoutingOptions(trace=str(file), trace_block=32, output_tokens=2)
+    file = written(tmp_path, [(1000, length, [1, 2]) for length in (5, 900)])
+    options = RoutingOptions(trace=file, trace_block=32, output_tokens=2)
     lines = trace.read(routing.write_short_trace(options, tmp_path))
     scaled = trace.scale(lines, block=32, speed=1.0, context=None).requests
-    assert [(one.input_tokens, one.output_tokens) for one in scaled] == [(63, 1), (63, 2)]
-
-
-def test_a_cut_that_leaves_no_answer_is_refused(tmp_path: Path) -> None:
+    assert [(request.input_tokens, request.output_tokens) for request in scaled] == [(63, 1), (63, 2)]
     with pytest.raises(ConfigError, match="--trace-block 1024 is too large for --output-tokens 1"):
         routing.write_short_trace(RoutingOptions(trace="f", trace_block=1024, output_tokens=1), tmp_path)
 
 
 def test_ceiling_within_the_cache_counts_all_workers(tmp_path: Path) -> None:
     """22 blocks from one use to the next: lost in the 16 of one worker, found in the 32 of two."""
-    file = tmp_path / "t"
-    rows = [
-        {"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [number]}
-        for number in (1, *range(2, 12), 1)
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    one, two = (ceilings(trace.read(file), None, PrefixCache(16, 32), workers, 64) for workers in (1, 2))
+    lines = trace.read(Path(written(tmp_path, [(512, 1, [number]) for number in (1, *range(2, 12), 1)])))
+    one, two = (ceilings(lines, None, PrefixCache(16, 32), workers, 64) for workers in (1, 2))
     assert one.within_cache == 0.0
     assert two.within_cache == two.infinite == one.infinite > 0.0
 

@@ -13,34 +13,23 @@ from dynamo_vllm.bench.load.command import LoadOutcome
 from dynamo_vllm.bench.load.prompts import Conversation, PromptSpec
 from dynamo_vllm.bench.local import scale, scale_figures
 from dynamo_vllm.bench.local.scale_figures import Begun, Combination, LoadFigures
-from dynamo_vllm.bench.report.figures import Requests, Spread, Tokens
+from dynamo_vllm.bench.report.figures import Requests, Spread
 from dynamo_vllm.bench.report.processes import ProcessFigures
-from dynamo_vllm.bench.report.run_report import ClientFigures, RunReport, StageReport
+from dynamo_vllm.bench.report.run_report import RunReport
 from dynamo_vllm.config import build
 from dynamo_vllm.config.options import ScaleOptions
 from dynamo_vllm.config.rules import bench_local
 from dynamo_vllm.engine.fake.cached_blocks import sequence
 from dynamo_vllm.engine.fake.spec import parse_spec
 from dynamo_vllm.errors import ConfigError
+from harness.stage_reports import stage_report
 
 
 def figures(**changes: Any) -> LoadFigures:
-    given: dict[str, Any] = {
-        "ok": 10,
-        "failed": 0,
-        "streams": 8,
-        "tokens": 640,
-        "tokens_per_second": 1000.0,
-        "frontend_us": 40.0,
-        "worker_us": 50.0,
-        "client_us": 10.0,
-        "client_utilisation": 0.1,
-        "ttft_ms": 20.0,
-        "frontend_rss_mb": 130.0,
-        "worker_rss_mb": 90.0,
-        "errors": {},
-    }
-    return LoadFigures(**{**given, **changes})
+    counts = {"ok": 10, "failed": 0, "streams": 8, "tokens": 640, "tokens_per_second": 1000.0}
+    costs = {"frontend_us": 40.0, "worker_us": 50.0, "client_us": 10.0, "client_utilisation": 0.1}
+    sizes = {"ttft_ms": 20.0, "frontend_rss_mb": 130.0, "worker_rss_mb": 90.0}
+    return LoadFigures(**{**counts, **costs, **sizes, "errors": {}, **changes})
 
 
 def combination(blocks: int = 0, rounds: list[LoadFigures] | None = None) -> Combination:
@@ -50,13 +39,12 @@ def combination(blocks: int = 0, rounds: list[LoadFigures] | None = None) -> Com
     return Combination(1, 2, blocks, begun, late, 0.6, rounds or [])
 
 
-def test_counts_are_ordered_whatever_their_order() -> None:
+def test_options_of_a_measurement() -> None:
     assert bench_local.counts("--workers", "64, 8,32") == [8, 32, 64]
-
-
-def test_json_file_may_be_called_output() -> None:
     options, _ = build.parse(ScaleOptions, ["--output", "f"], {}, "prog", "about")
     assert options.json == "f"
+    clients = {((1, 2, 4), 16): 8, ((1, 2), 2): 2, ((1, 3), 16): 9, ((1,), 1): 1}
+    assert {case: scale.client_count([*case[0]], case[1]) for case in clients} == clients
 
 
 def test_streams_that_need_more_open_files_are_refused_with_the_fix() -> None:
@@ -82,13 +70,6 @@ def test_series_of_a_metric_with_the_labels_are_added_up() -> None:
     assert scale.total(page, "a", 'x="1"', 'y="2"') == 3
 
 
-def test_clients_are_spread_evenly_over_every_number_of_frontends() -> None:
-    assert scale.client_count([1, 2, 4], 16) == 8
-    assert scale.client_count([1, 2], 2) == 2
-    assert scale.client_count([1, 3], 16) == 9
-    assert scale.client_count([1], 1) == 1
-
-
 def test_prompts_of_the_load_are_among_the_cached_sequences() -> None:
     """Worker 1 of 3 has announced prompts 1, 4, 7, …"""
     spec = parse_spec(json.dumps(scale.fake_engine(1, 3, 64, ScaleOptions(input_tokens=96))))
@@ -110,18 +91,10 @@ def test_prompts_of_the_load_are_among_the_cached_sequences() -> None:
 
 def test_figures_of_all_processes_are_added_and_failures_kept() -> None:
     used = ProcessFigures(0.03, 30.0, 0.03, 30.0, 100.0)
-    stage = StageReport(
-        name="c=2",
-        seconds=2.0,
+    stage = stage_report(
         requests=Requests(4, 1, 0, 2.0),
-        tokens=Tokens(64, None, None, 1000, 500.0),
         ttft_ms=Spread(p50=7.0),
-        itl_ms=Spread(),
-        tpot_ms=Spread(),
-        e2e_ms=Spread(),
-        goodput=None,
         processes={"f0": used, "f1": used, "w0": used, "w1": None},
-        client=ClientFigures(1, 0.5, 20.0, 0.0),
         errors={"refused": 1},
     )
     answers = [Answer(sent=0.0, ended=2.0), Answer(sent=1.0, ended=3.0), Answer(sent=2.0, ended=4.0)]

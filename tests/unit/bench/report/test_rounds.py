@@ -16,27 +16,24 @@ def test_every_second_round_goes_backwards() -> None:
     assert list(alternating(("a", "b"), 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
-def test_median_with_smallest_and_largest() -> None:
-    assert spread([3.0, 1.0, 10.0]) == Range(3.0, 1.0, 10.0)
-
-
-def test_ratios_are_taken_round_by_round() -> None:
+def test_ratios_are_taken_round_by_round_and_shown_with_as_many_digits_as_matter() -> None:
     """A machine that is twice as slow in one round changes no ratio."""
+    assert spread([3.0, 1.0, 10.0]) == Range(3.0, 1.0, 10.0), "median, smallest, largest"
     assert ratios([10.0, 20.0], [5.0, 10.0]) == Range(2.0, 2.0, 2.0)
+    assert ratios([1.0], [0.0]) is None
+    assert str(Range(1234.5, 1000.0, 2000.0)) == "1234 (1000–2000)"
+    assert str(Range(12.34, 12.0, 13.0)) == "12.3 (12.0–13.0)"
+    assert str(Range(1.234, 1.0, 1.5)) == "1.23 (1.00–1.50)"
 
 
 @pytest.mark.parametrize(
-    ("module", "argv"),
-    [
-        (command, ["load", "--requests", "1"]),
-        (plane, ["plane"]),
-        (routing, ["routing", "--trace", "t.jsonl"]),
-    ],
+    ("module", "words"),
+    [(command, "load --requests 1"), (plane, "plane"), (routing, "routing --trace t.jsonl")],
 )
 @pytest.mark.parametrize("place", ["gone/figures.json", "folder"])
 def test_figures_that_cannot_be_written_are_refused_before_anything_is_measured(
     module: object,
-    argv: list[str],
+    words: str,
     place: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -44,18 +41,8 @@ def test_figures_that_cannot_be_written_are_refused_before_anything_is_measured(
 ) -> None:
     (tmp_path / "folder").mkdir()
     monkeypatch.setattr(module, "measure", lambda *_: pytest.fail("it began"))
-    assert main.run(["bench", *argv, "--json", str(tmp_path / place)]) == 2
+    assert main.run(["bench", *words.split(), "--json", str(tmp_path / place)]) == 2
     assert f"--json {tmp_path / place} cannot be written" in capsys.readouterr().err
-
-
-def test_no_ratio_to_nothing() -> None:
-    assert ratios([1.0], [0.0]) is None
-
-
-def test_shown_with_as_many_digits_as_matter() -> None:
-    assert str(Range(1234.5, 1000.0, 2000.0)) == "1234 (1000–2000)"
-    assert str(Range(12.34, 12.0, 13.0)) == "12.3 (12.0–13.0)"
-    assert str(Range(1.234, 1.0, 1.5)) == "1.23 (1.00–1.50)"
 
 
 def test_figures_are_written_where_asked(tmp_path: Path) -> None:

@@ -63,28 +63,6 @@ def test_words_become_the_body_that_their_verb_takes(line: str, expected: dict[s
     msgspec.convert(body, VERBS[command.verb].body)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ("lora laod", "lora: 'laod' is unknown; choose one of load, unload, list"),
-        ("lora load sql", "URI is missing: dynamo-vllm lora load NAME URI"),
-        ("lora load sql /x /y", "'/y' is one argument too many: dynamo-vllm lora load NAME URI"),
-        ("lora unload", "NAME is missing"),
-        ("sleep deep", "'deep' is one argument too many: dynamo-vllm sleep"),
-        ("sleep --deep", "--deep is not an option of sleep; see 'dynamo-vllm sleep --help'"),
-        ("sleep --level 3", "--level 3 is unknown"),
-        ("wake --all --worker 1", "--all and --worker 1 cannot be combined"),
-        ("wake --run-dir /no/such/folder", "--run-dir /no/such/folder: no serve runs there"),
-    ],
-)
-def test_bad_words_end_with_code_2_and_one_line(
-    argv: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.run(argv.split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-
-
 def test_nobody_in_discovery_ends_with_code_1_and_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["wake", "--file-kv", "/no/such/folder", "--namespace", "mine"]) == 1
     assert capsys.readouterr().err == (

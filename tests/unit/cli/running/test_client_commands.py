@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +16,7 @@ from dynamo_vllm.observe import frontend_client, units
 from dynamo_vllm.observe.status_data import SystemStatus, Worker
 from dynamo_vllm.serving.admin import client as admin_client
 from dynamo_vllm.supervise import run_folder
+from harness.json_server import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +78,19 @@ class Frontend:
     _known: set[str] = field(default_factory=set)
     _events: int = 0
 
+    def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        if body is None:
+            return self.get(path)
+        status, answer = self.post(path, body)
+        if status != 200 or not body.get("stream"):
+            return status, answer
+        deltas = [{"reasoning_content": piece} for piece in self.thoughts]
+        deltas += [{"content": piece} for piece in self.chunks]
+        frames: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
+        frames += [{"error": self.error}] if self.error else []
+        text = "".join(f"data: {json.dumps(frame)}\n\n" for frame in frames)
+        return 200, f": a comment\n\n{text}data: [DONE]\n\n"
+
     def get(self, path: str) -> tuple[int, Any]:
         if path in self.closed:
             return 404, {"message": f"Route not found: GET {path}"}
@@ -128,41 +140,8 @@ def frontend(monkeypatch: Patch, tmp_path: Path) -> Iterator[Frontend]:
     monkeypatch.setattr(prove, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(prove, "SETTLE_SECONDS", 0)
     behaviour = Frontend()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._reply(*behaviour.get(self.path))
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, answer = behaviour.post(self.path, body)
-            if status != 200 or not body.get("stream"):
-                return self._reply(status, answer)
-            deltas = [{"reasoning_content": piece} for piece in behaviour.thoughts]
-            deltas += [{"content": piece} for piece in behaviour.chunks]
-            frames: list[Any] = [{"choices": [{"delta": delta}]} for delta in deltas]
-            frames += [{"error": behaviour.error}] if behaviour.error else []
-            text = "".join(f"data: {json.dumps(frame)}\n\n" for frame in frames)
-            return self._reply(200, f": a comment\n\n{text}data: [DONE]\n\n")
-
-        def _reply(self, status: int, answer: Any) -> None:
-            data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    behaviour.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield behaviour
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(behaviour.answer) as behaviour.url:
+        yield behaviour
 
 
 def proven(frontend: Frontend, capsys: Captured, *argv: str) -> tuple[int, dict[str, str]]:

@@ -13,7 +13,6 @@ import pytest
 
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli.running import processes
-from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.supervise.control import server
 from dynamo_vllm.supervise.control.messages import Drain, Report, Request, Restart, Scale
 from dynamo_vllm.supervise.run_folder import RunFolder
@@ -34,28 +33,6 @@ def test_words_become_a_request() -> None:
 
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("restart", "NAME is missing: dynamo-vllm restart NAME"),
-        ("restart a b", "'b' is one argument too many: dynamo-vllm restart NAME"),
-        ("restart a --force", "--force is not an option of restart"),
-        ("restart a --drain-seconds -1", "--drain-seconds -1.0 must be 0 or more, and finite"),
-        ("restart a --drain-seconds inf", "--drain-seconds inf must be 0 or more, and finite"),
-        ("drain", "NAME is missing: dynamo-vllm drain NAME"),
-        ("scale worker", "N is missing: dynamo-vllm scale GROUP N"),
-        ("scale worker many", "N 'many' is not a number of workers"),
-        ("scale worker 1.5", "N '1.5' is not a number of workers"),
-        ("processes --drain-seconds 1", "--drain-seconds is not an option of processes"),
-    ],
-)
-def test_bad_words_are_refused_with_the_right_ones(words: str, message: str) -> None:
-    name, *rest = words.split()
-    with pytest.raises(ConfigError) as refusal:
-        processes.understand(name, rest, {})
-    assert message in str(refusal.value)
 
 
 # --- with a serve ---------------------------------------------------------------------------------------

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli.running import search, search_passages
 from dynamo_vllm.errors import ConfigError
 from dynamo_vllm.models import demo
+from harness.json_server import answering
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,7 +42,9 @@ class Server:
             "data": [{"id": n, **({"apis": a} if self.says_apis else {})} for n, a in self.models.items()]
         }
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        if body is None:
+            return 200, self.listed()
         api = {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank", "/v1/chat/completions": "chat"}[path]
         if api not in self.models.get(body["model"], []):
             return 404, {"message": "Model not found"}
@@ -77,32 +78,9 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, made.listed())
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            self._send(*made.answer(self.path, body))
-
-        def _send(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            """Nothing."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.url = f"http://127.0.0.1:{http.server_port}"
-    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
-    yield made
-    http.shutdown()
-    http.server_close()
+    server = Server()
+    with answering(server.answer) as server.url:
+        yield server
 
 
 @pytest.fixture(autouse=True)
