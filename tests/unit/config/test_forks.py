@@ -6,8 +6,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-import pytest
-
 from dynamo_vllm.config import forks
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.engine.process import preload
@@ -18,26 +16,17 @@ from dynamo_vllm.supervise.process.zygote import WorkerZygote
 OPTIONS = WorkerOptions(model="m")
 
 
-def test_plain_worker_may() -> None:
+def test_plain_worker_may_and_others_start_afresh_for_a_reason() -> None:
     assert forks.why_not_forked(OPTIONS, {}) is None
     assert forks.why_not_forked(OPTIONS, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "environment", "why"),
-    [
-        ({"fork": False}, {}, "--no-fork"),
-        ({"omni": True}, {}, "vLLM-Omni"),
-        ({"engine": "fake"}, {}, "does not run vLLM"),
-        ({}, {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, "VLLM_WORKER_MULTIPROC_METHOD=spawn"),
-        ({}, {"VLLM_CPU_OMP_THREADS_BIND": "0-3"}, "VLLM_CPU_OMP_THREADS_BIND"),
-    ],
-)
-def test_others_start_afresh_for_a_reason(
-    change: dict[str, object], environment: dict[str, str], why: str
-) -> None:
-    found = forks.why_not_forked(dataclasses.replace(OPTIONS, **change), environment)  # type: ignore[arg-type]
-    assert found is not None and why in found
+    for options, environment, why in (
+        (dataclasses.replace(OPTIONS, fork=False), {}, "--no-fork"),
+        (dataclasses.replace(OPTIONS, omni=True), {}, "vLLM-Omni"),
+        (dataclasses.replace(OPTIONS, engine="fake"), {}, "does not run vLLM"),
+        (OPTIONS, {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, "VLLM_WORKER_MULTIPROC_METHOD=spawn"),
+        (OPTIONS, {"VLLM_CPU_OMP_THREADS_BIND": "0-3"}, "VLLM_CPU_OMP_THREADS_BIND"),
+    ):
+        assert why in (forks.why_not_forked(options, environment) or "")
 
 
 async def test_worker_with_another_environment_does_not_fit(tmp_path: Path) -> None:

@@ -17,9 +17,8 @@ from dynamo_vllm.supervise.planning.process import Plan
 ETCD = {"discovery_backend": "etcd", "etcd_endpoints": "http://10.0.0.1:2379"}
 
 
-@pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
+def test_only_what_is_used_is_needed() -> None:
+    for options, needed in (
         (FrontendOptions(), []),
         (FrontendOptions(etcd_endpoints="http://e:1", nats_server="nats://n:1"), []),
         (FrontendOptions(discovery_backend="etcd"), [("etcd", "--discovery-backend etcd")]),
@@ -29,11 +28,9 @@ ETCD = {"discovery_backend": "etcd", "etcd_endpoints": "http://10.0.0.1:2379"}
             FrontendOptions(request_plane="nats", event_plane="nats"),
             [("NATS", "--request-plane nats and --event-plane nats")],
         ),
-    ],
-)
-def test_only_what_is_used_is_needed(options: FrontendOptions, wanted: list[tuple[str, str]]) -> None:
-    found = planes.servers(options, options.event_plane)
-    assert [(server.name, server.why) for server in found] == wanted
+    ):
+        found = planes.servers(options, options.event_plane)
+        assert [(server.name, server.why) for server in found] == needed
 
 
 def test_the_runtime_is_told_where_the_servers_are() -> None:

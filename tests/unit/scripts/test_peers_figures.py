@@ -50,27 +50,25 @@ def test_spread_shows_median_and_both_ends_and_one_value_alone() -> None:
     assert Spread.of([]) is None
 
 
-def test_cpu_of_a_peer_counts_every_process_once() -> None:
+def test_cpu_of_a_peer_counts_every_process_once_and_a_missing_figure_is_no_zero() -> None:
     row = measured(0, "ours", 100)
     assert measure("main process CPU").of(row) == 50.0
     assert measure("all CPU").of(row) == 120.0  # the engine is in the worker's tree
-
-
-def test_missing_figure_is_no_zero() -> None:
-    row = Row(0, "ours", "c=8", {"ttft_ms": {"p50": None}, "processes": {}}, "worker", ("worker",))
-    assert [m.of(row) for m in MEASURES] == [None] * len(MEASURES)
+    missing = Row(0, "ours", "c=8", {"ttft_ms": {"p50": None}, "processes": {}}, "worker", ("worker",))
+    assert [m.of(missing) for m in MEASURES] == [None] * len(MEASURES)
 
 
 # -- tables ------------------------------------------------------------------------------------------
 
 
 def test_values_table_has_a_line_per_peer_with_its_title() -> None:
-    table = figures.values_table(
-        [measured(0, "ours", 200), measured(0, "vllm", 100)], {"vllm": "`vllm serve`"}
-    )
+    rows = [measured(0, "ours", 200), measured(0, "vllm", 100)]
+    table = figures.values_table(rows, {"vllm": "`vllm serve`"})
     assert [line[:2] for line in table.body] == [("ours", "200"), ("`vllm serve`", "100")]
     assert table.markdown().splitlines()[1].startswith("| --- | --- |")
     assert len({len(line.split("|")) for line in table.markdown().splitlines()}) == 1
+    lines = figures.Table(("", "tokens/s"), (("ours", "12345"), ("upstream", "7"))).text().splitlines()
+    assert lines == ["          tokens/s", "------------------", "ours         12345", "upstream         7"]
 
 
 def test_ratio_table_compares_ours_with_all_others_in_each_stage() -> None:
@@ -84,11 +82,6 @@ def test_ratio_table_compares_ours_with_all_others_in_each_stage() -> None:
         ("c=8, upstream", "4.00"),
         ("c=1, vllm", "0.90"),
     ]
-
-
-def test_text_table_is_aligned() -> None:
-    lines = figures.Table(("", "tokens/s"), (("ours", "12345"), ("upstream", "7"))).text().splitlines()
-    assert lines == ["          tokens/s", "------------------", "ours         12345", "upstream         7"]
 
 
 # -- markers -----------------------------------------------------------------------------------------
@@ -176,20 +169,17 @@ def a_place(tmp_path: Path) -> peers.Place:
     return peers.Place("/usr/bin/python", setting, tmp_path, 8000)
 
 
-@pytest.mark.parametrize("name", sorted(set(peers.PEERS) - {"sglang"}))
-def test_every_vllm_gets_all_engine_flags(tmp_path: Path, name: str) -> None:
+def test_every_vllm_gets_all_engine_flags_and_no_folder_of_this_machine_is_shown(tmp_path: Path) -> None:
     place = a_place(tmp_path)
-    engine = peers.PEERS[name].parts(place)[-1]
     flags = list(place.engine_flags)
-    at = engine.command.index(flags[0])
-    assert list(engine.command[at : at + len(flags)]) == flags
-    assert ("VLLM_PLUGINS" in engine.variables) == (not name.startswith("ours"))
-
-
-def test_shown_command_holds_no_folder_of_this_machine(tmp_path: Path) -> None:
-    for peer in peers.PEERS.values():
-        for part in peer.parts(a_place(tmp_path)):
-            assert "/usr" not in peers.show(part) and str(tmp_path) not in peers.show(part)
+    for name, peer in peers.PEERS.items():
+        shown = [peers.show(part) for part in peer.parts(place)]
+        assert not any("/usr" in command or str(tmp_path) in command for command in shown)
+        if name != "sglang":
+            engine = peer.parts(place)[-1]
+            at = engine.command.index(flags[0])
+            assert list(engine.command[at : at + len(flags)]) == flags
+            assert ("VLLM_PLUGINS" in engine.variables) == (not name.startswith("ours"))
 
 
 def test_environment_leaves_out_what_the_shell_set_for_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:

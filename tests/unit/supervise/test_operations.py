@@ -115,12 +115,13 @@ async def test_restart_waits_for_running_requests_and_no_other_order_for_it_is_t
         assert not is_there("cut-short")
 
 
-async def test_restart_and_drain_with_less_time_cut_requests_short(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["restart", "drain"])
+async def test_order_with_less_time_cuts_requests_short(tmp_path: Path, verb: str) -> None:
     async with kept(tmp_path, first=draining()) as found:
         await found.prints("ready: ")
-        for verb in ("restart", "drain"):
-            result = await found.ask(verb, name="worker-1", drain_seconds=0)
-            assert result["process"]["last_exit"]["code"] == 143
+        result = await found.ask(verb, name="worker-1", drain_seconds=0)
+        assert result["process"]["last_exit"]["code"] == 143
+        put("finished")
 
 
 async def test_orders_that_cannot_be_carried_out_are_refused_with_a_kind_and_the_fix(tmp_path: Path) -> None:

@@ -542,12 +542,7 @@ def test_model_without_chat_is_asked_by_completion(frontend: Frontend, capsys: C
     ],
 )
 def test_proof_ends_at_the_step_without_which_nothing_follows(
-    frontend: Frontend,
-    capsys: Captured,
-    closed: set[str],
-    models: list[str],
-    argv: list[str],
-    failed: str,
+    frontend: Frontend, capsys: Captured, closed: set[str], models: list[str], argv: list[str], failed: str
 ) -> None:
     frontend.closed, frontend.models = closed, models
     code, steps = proven(frontend, capsys, *argv)

@@ -627,10 +627,7 @@ def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
     theirs.write_text("[]")
     before = sorted(folder.path.rglob("*"))
     for _ in range(2):  # the refusal leaves no mark either
-        with (
-            pytest.raises(StartError, match=f"project has {name}, .*; choose a new"),
-            folder.opened(),
-        ):
+        with pytest.raises(StartError, match=f"project has {name}, .*; choose a new"), folder.opened():
             pass
     assert sorted(folder.path.rglob("*")) == before
 
@@ -700,11 +697,7 @@ SHARDS = "--tensor-parallel-size 4 --nnodes 2 --master-addr 10.0.0.1"
         (several(2, "--gpu-memory-utilization 0.5", gpus="0"), "01", ["0", "0"]),
         (several(2, "--gpu-memory-utilization 0.45", gpus="1"), "01", ["1", "1"]),
         (several(2, "--kv-cache-memory-bytes 1G", gpus="1"), "01", ["1", "1"]),
-        (
-            several(2, "--num-gpu-blocks-override=99 --gpu-memory-utilization=0.9", gpus="1"),
-            "01",
-            ["1", "1"],
-        ),
+        (several(2, "--num-gpu-blocks-override=99 --gpu-memory-utilization=0.9", gpus="1"), "01", ["1", "1"]),
     ],
     ids=[
         *("one each", "shards", "shards on two nodes", "ranks on two nodes", "one worker sees all"),

@@ -51,21 +51,16 @@ def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 
 
-async def test_without_parts_a_log_is_emptied(tmp_path: Path) -> None:
-    log = tmp_path / "worker-1.log"
-    log.write_text("x" * 1000)
-    assert await LogFiles(tmp_path, 100, 0).look() == [log]
-    assert names(tmp_path) == ["worker-1.log"]
-    assert log.stat().st_size == 0
-
-
-async def test_small_logs_and_unbounded_ones_stay(tmp_path: Path) -> None:
+async def test_log_without_parts_is_emptied_and_one_within_its_bounds_stays(tmp_path: Path) -> None:
     log = tmp_path / "worker-1.log"
     log.write_text("x" * 1000)
     assert await LogFiles(tmp_path, 1000, 3).look() == []
     assert await LogFiles(tmp_path, 0, 3).look() == []
     assert await LogFiles(tmp_path / "gone", 1, 3).look() == []
     assert log.stat().st_size == 1000
+    assert await LogFiles(tmp_path, 100, 0).look() == [log]
+    assert names(tmp_path) == ["worker-1.log"]
+    assert log.stat().st_size == 0
 
 
 async def test_disk_without_room_costs_an_older_part_and_no_line_of_the_log(tmp_path: Path) -> None:
