@@ -100,4 +100,6 @@ def test_every_purpose_gets_its_lines_once() -> None:
         "/v1/audio/transcriptions",
     ]
     assert hints.for_all(URL, {"e": HEARS}, has_gateway=False) == []
-    assert "search" not in "".join(hints.for_all(URL, {"a": TEXT, "b": EMBEDS, "c": RANKS}, needs_key=True))
+    three = {"a": TEXT, "b": EMBEDS, "c": RANKS}
+    assert "search" in hints.for_all(URL, three)[0]
+    assert "search" not in "".join(hints.for_all(URL, three, needs_key=True))
