@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamo_vllm.media.base import MediaLimits
+from dynamo_vllm.media.fetch.addresses import Reach
+from dynamo_vllm.media.loader import Loader, make_loader
 from dynamo_vllm.models.tiny import make_tiny_model
+from harness.bad_server import BadServer, bad_server
 from harness.stack import Stack, Worker, stack
 
 StartFake = Callable[..., Worker]
+MakeLoader = Callable[..., Loader]
+LOOPBACK = Reach(networks=(ipaddress.ip_network("127.0.0.0/8"),))
 
 
 @pytest.fixture(scope="session")
@@ -27,15 +35,33 @@ def deployment(tmp_path: Path) -> Iterator[Stack]:
         yield made
 
 
+def fake(model: Path, **spec: Any) -> tuple[str, ...]:
+    """Words of a worker that serves this model as tiny, with the fake engine."""
+    described = json.dumps({"vocab_size": 1000, **spec})
+    named = ("--model", str(model), "--served-model-name", "tiny")
+    return (*named, "--engine", "fake", "--fake-engine", described)
+
+
 @pytest.fixture
 def start_fake(deployment: Stack, model: Path) -> StartFake:
     """Starts a worker with the fake engine: `start_fake(*flags, token_ms=5)`."""
+    return lambda *flags, **spec: deployment.start_worker(*fake(model, **spec), *flags)
 
-    def start(*flags: str, **spec: Any) -> Worker:
-        described = json.dumps({"vocab_size": 1000, **spec})
-        names = [] if "--served-model-name" in flags else ["--served-model-name", "tiny"]
-        return deployment.start_worker(
-            "--model", str(model), *names, "--engine", "fake", "--fake-engine", described, *flags
-        )
 
-    return start
+@pytest.fixture
+async def server() -> AsyncIterator[BadServer]:
+    async with bad_server() as made:
+        yield made
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[MakeLoader]:
+    """Makes loaders of media that may ask loopback, where `server` is."""
+    async with contextlib.AsyncExitStack() as ends:
+
+        def loader(limits: MediaLimits, reach: Reach = LOOPBACK, **more: Any) -> Loader:
+            made = make_loader(limits, reach=reach, **more)
+            ends.push_async_callback(made.aclose)
+            return made
+
+        yield loader
