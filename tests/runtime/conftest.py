@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,19 @@ def fake(model: Path, **spec: Any) -> tuple[str, ...]:
 def start_fake(deployment: Stack, model: Path) -> StartFake:
     """Starts a worker with the fake engine: `start_fake(*flags, token_ms=5)`."""
     return lambda *flags, **spec: deployment.start_worker(*fake(model, **spec), *flags)
+
+
+@contextlib.contextmanager
+def another_frontend(made: Stack, *flags: str, name: str = "frontend", **env: str) -> Iterator[Stack]:
+    """A frontend beside the workers of a deployment, which leaves as it should at the end."""
+    other = Stack(made.folder, made.env, workers=made.workers)
+    try:
+        process = other.start_frontend(*flags, env=env, name=name)
+        yield other.wait_ready()
+        os.kill(process.pid, signal.SIGTERM)
+        process.wait(60)
+    finally:
+        other.stop()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,33 +19,43 @@ from harness.otlp import receiver
 from harness.planes import planes
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
+from runtime.conftest import another_frontend, fake
 
 BLOCK, REQUESTS = 32, 120
 SYNC = "--router-replica-sync"
 
 
 def start(made: Stack, model: Path, cached: list[dict[str, Any]], *flags: str, **more: Any) -> None:
-    spec = {
-        "vocab_size": 1000,
-        "block_size": BLOCK,
-        "cached": cached,
-        "token_ms": 2,
-        "prefill_ms": 10,
-        **more,
-    }
-    engine = ("--engine", "fake", "--fake-engine", json.dumps(spec))
-    made.start_worker("--model", str(model), "--served-model-name", "tiny", *engine, *flags)
+    spec = {"block_size": BLOCK, "cached": cached, "token_ms": 2, "prefill_ms": 10, **more}
+    made.start_worker(*fake(model, **spec), *flags)
 
 
-def start_three(made: Stack, model: Path, *flags: str) -> None:
+def start_three(made: Stack, model: Path) -> None:
     """Each has a third of 60 sequences; two have the first 30 in lower tiers too."""
     below = {0: "CPU", 1: "STORAGE"}
     for number in range(3):
         cached: list[dict[str, Any]] = [{"count": 20 * BLOCKS_PER_SEQUENCE, "first": number, "step": 3}]
         if number in below:
             cached.append({"count": 30 * BLOCKS_PER_SEQUENCE, "medium": below[number]})
-        start(made, model, cached, *flags)
-    made.wait_ready()
+        start(made, model, cached)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Stack]:
+    """Workers for a frontend of each test: what they have cached does not change."""
+    with stack(tmp_path_factory.mktemp("three")) as made:
+        start_three(made, model)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("pairs")) as made:
+        for number, role in enumerate(("prefill", "prefill", "decode", "decode")):
+            every = {"count": 20 * BLOCKS_PER_SEQUENCE, "first": number, "step": 2}
+            cached = [every] if role == "prefill" else []
+            start(made, model, cached, "--connector", "nixl", "--disaggregation-mode", role)
+        yield made
 
 
 def shared(sequences: int) -> Any:
@@ -83,15 +92,16 @@ def costs_that_differ(
 
 
 @pytest.fixture
-def followed(tmp_path: Path, model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Stack, Follower]]:
+def followed(three: Stack, request: pytest.FixtureRequest) -> Iterator[tuple[Stack, Follower]]:
     """Three workers; the fixture's parameter are flags of the frontend."""
     url = decisions.trace_url()
-    with stack(tmp_path) as made:
-        made.start_frontend("--request-trace-url", url, *request.param, env=decisions.SELECTED)
-        start_three(made, model)
-        with decisions.follower(made, url) as follower:
-            until("all caches are known", lambda: follower.is_sure(3))
-            yield made, follower
+    words = ("--request-trace-url", url, *request.param)
+    with (
+        another_frontend(three, *words, **decisions.SELECTED) as made,
+        decisions.follower(made, url) as follower,
+    ):
+        until("all caches are known", lambda: follower.is_sure(3))
+        yield made, follower
 
 
 @pytest.mark.parametrize("followed", [()], indirect=True, ids=["records"])
@@ -139,20 +149,16 @@ def test_requests_that_waited_in_the_queue(followed: tuple[Stack, Follower]) -> 
 
 
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
-def test_prefill_and_decode(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
-    url = decisions.trace_url()
-    with stack(tmp_path) as made:
-        made.start_frontend("--request-trace-url", url, *flags, env=decisions.SELECTED)
-        for number, role in enumerate(("prefill", "prefill", "decode", "decode")):
-            every = {"count": 20 * BLOCKS_PER_SEQUENCE, "first": number, "step": 2}
-            cached = [every] if role == "prefill" else []
-            start(made, model, cached, "--connector", "nixl", "--disaggregation-mode", role)
-        made.wait_ready()
-        with decisions.follower(made, url) as follower:
-            made.wait_over_two()
-            until("the caches of prefill workers are known", lambda: follower.is_sure(2))
-            answers = decisions.ask_all(made, decisions.prompts(REQUESTS, BLOCK, shared(50)), 6)
-            told = decisions.details(follower, answers)
+def test_prefill_and_decode(pairs: Stack, flags: tuple[str, ...]) -> None:
+    url, count = decisions.trace_url(), REQUESTS // 2
+    with (
+        another_frontend(pairs, "--request-trace-url", url, *flags, **decisions.SELECTED) as made,
+        decisions.follower(made, url) as follower,
+    ):
+        made.wait_over_two()
+        until("the caches of prefill workers are known", lambda: follower.is_sure(2))
+        answers = decisions.ask_all(made, decisions.prompts(count, BLOCK, shared(50)), 6)
+        told = decisions.details(follower, answers)
     assert_chosen(answers, told)
     for answer in answers:
         one = told[answer.id]
@@ -161,9 +167,9 @@ def test_prefill_and_decode(tmp_path: Path, model: Path, flags: tuple[str, ...])
         assert [len(each["candidates"]) for each in one["decisions"]] == [2, 2]
         assert "transfer" in [part["what"] for part in one["timeline"]]
     for number, kind in enumerate(("prefill", "decode")):
-        differ, wrong = costs_that_differ(answers, told, tmp_path / "frontend.log", number, kind)
+        differ, wrong = costs_that_differ(answers, told, pairs.folder / "frontend.log", number, kind)
         assert wrong == []
-        assert len(differ) <= (REQUESTS / 10 if flags else REQUESTS / 4), differ
+        assert len(differ) <= (count / 10 if flags else count / 4), differ
 
 
 @pytest.mark.more
@@ -202,15 +208,14 @@ def busy(made: Stack) -> list[Worker]:
 
 @pytest.mark.more
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
-def test_two_frontends(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
+def test_two_frontends(three: Stack, flags: tuple[str, ...]) -> None:
     """Each request is listed once, with what its own frontend knew when it chose."""
     url = decisions.trace_url()
-    with stack(tmp_path) as made, stack(tmp_path) as second:
-        made.start_frontend("--request-trace-url", url, *flags, env=decisions.SELECTED)
-        more = ("--request-trace-url", url, *flags)
-        second.start_frontend(*more, env=decisions.SELECTED, name="frontend2")
-        start_three(made, model)
-        until("the other frontend", lambda: len(second.instances()) == 3 and second.models() == ["tiny"])
+    words = ("--request-trace-url", url, *flags)
+    with (
+        another_frontend(three, *words, **decisions.SELECTED) as made,
+        another_frontend(three, *words, name="frontend2", **decisions.SELECTED) as second,
+    ):
         rows: list[dict[str, Any]] = []
 
         def note(new: Sequence[Callable[[], dict[str, Any] | None]]) -> None:
@@ -229,7 +234,7 @@ def test_two_frontends(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> N
     assert_chosen([*both[0], *both[1]], told)
     assert sorted(row["id"] for row in rows) == sorted(told)
     for answers, log in zip(both, ("frontend", "frontend2"), strict=True):
-        _, wrong = costs_that_differ(answers, told, tmp_path / f"{log}.log")
+        _, wrong = costs_that_differ(answers, told, three.folder / f"{log}.log")
         assert wrong == []
 
 
@@ -241,6 +246,7 @@ def test_other_planes(tmp_path: Path, model: Path, named: str, caplog: pytest.Lo
     with planes(named, tmp_path) as servers, stack(tmp_path, **servers.env(tmp_path)) as made:
         made.start_frontend("--request-trace-url", url, env=decisions.SELECTED)
         start_three(made, model)
+        made.wait_ready()
         with decisions.follower(made, url) as follower:
             if named.endswith("nats"):
                 until("the reason", lambda: follower.ask(lambda one: one.problems()))
@@ -260,15 +266,15 @@ def test_other_planes(tmp_path: Path, model: Path, named: str, caplog: pytest.Lo
     assert caplog.records == []
 
 
-def test_frontend_keeps_the_operators_own_export(tmp_path: Path, model: Path) -> None:
+def test_frontend_keeps_the_operators_own_export(three: Stack, tmp_path: Path) -> None:
     """With --otlp-endpoint its log lines and spans go there, and nothing to the console."""
     url = decisions.trace_url()
-    with receiver(tmp_path) as at, stack(tmp_path, OTEL_BSP_SCHEDULE_DELAY="200") as made:
-        exports = ("--otlp-endpoint", at.http, "--otlp-protocol", "http/protobuf")
-        made.start_frontend("--request-trace-url", url, *exports)
-        start(made, model, [])
-        made.wait_ready()
-        with decisions.follower(made, url) as follower:
+    with receiver(tmp_path) as at:
+        words = ("--request-trace-url", url, "--otlp-endpoint", at.http, "--otlp-protocol", "http/protobuf")
+        with (
+            another_frontend(three, *words, OTEL_BSP_SCHEDULE_DELAY="200") as made,
+            decisions.follower(made, url) as follower,
+        ):
             decisions.ask(made, [20] * 40, 2)
             until("its span", lambda: any(span.name == "http-request" for span in at.spans()))
             assert follower.ask(lambda one: one.requests())["requests"] == []

@@ -10,7 +10,6 @@ import pytest
 from tiny_models.audio_input import make_tiny_audio_input_model
 
 from harness.stack import Stack
-from harness.waiting import until
 from runtime.conftest import StartFake
 
 HEARS = {"media": {"audio": 2}}
@@ -37,6 +36,17 @@ def named(name: str) -> tuple[str, ...]:
     return ("--served-model-name", name, "--component", name, "--enable-multimodal")
 
 
+def with_several_templates(folder: Path) -> Path:
+    """A model whose chats may have sounds that nobody misses."""
+    several = make_tiny_audio_input_model(folder / "several")
+    (several / "chat_template.jinja").unlink()
+    path = several / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    named = [{"name": name, "template": config["chat_template"]} for name in ("default", "tool_use")]
+    path.write_text(json.dumps({**config, "chat_template": named}))
+    return several
+
+
 def test_refused_and_other_chats_are_as_before(
     deployment: Stack, start_fake: StartFake, tmp_path: Path, model: Path
 ) -> None:
@@ -46,7 +56,8 @@ def test_refused_and_other_chats_are_as_before(
     start_fake(*named("hears"), **HEARS)  # of the same card, or the frontend would reject it
     start_fake(*named("with-own"), "--custom-jinja-template", str(own), **HEARS)
     start_fake(*named("deaf"))
-    deployment.wait_ready().wait_listed("hears", "with-own", "deaf")
+    several = start_fake(*named("several"), "--model", str(with_several_templates(tmp_path)), **HEARS)
+    deployment.wait_ready().wait_listed("hears", "with-own", "deaf", "several")
 
     def ask(name: str, messages: list[dict[str, Any]], status: int = 200) -> Any:
         found = deployment.post(
@@ -64,16 +75,5 @@ def test_refused_and_other_chats_are_as_before(
         for content in ([SOUND], [TEXT, SOUND]):
             refused = ask(name, [{"role": "user", "content": content}, *CHATS[0]], 400)
             assert "send audio_url with a data: URL" in refused["message"]
+    assert several.log.read_text().count("the frontend drops input_audio") == 1
     assert "incompatible" not in (deployment.folder / "frontend.log").read_text()
-
-
-def test_model_with_several_templates_is_warned_of(tmp_path: Path, start_fake: StartFake) -> None:
-    several = make_tiny_audio_input_model(tmp_path / "several")
-    (several / "chat_template.jinja").unlink()
-    path = several / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    named = [{"name": name, "template": config["chat_template"]} for name in ("default", "tool_use")]
-    path.write_text(json.dumps({**config, "chat_template": named}))
-    worker = start_fake("--model", str(several), "--enable-multimodal", **HEARS)
-    until("the worker", worker.is_ready)
-    assert worker.log.read_text().count("the frontend drops input_audio") == 1

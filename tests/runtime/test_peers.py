@@ -21,19 +21,10 @@ def test_a_worker_that_does_not_fit_is_refused_on_both_logs(deployment: Stack, s
     assert "block_size is 64 here and 32 there" in refused.log.read_text()
     until("a line in the other log", lambda: "block_size is 32 here and 64 there" in decode.log.read_text())
     assert deployment.post("/v1/completions", ASK).status_code == 200, "the first goes on serving"
-
-
-def test_workers_that_fit_serve_together(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake(*DECODE)
-    start_fake(*PREFILL)
-    deployment.wait_ready().wait_over_two()
-
-
-def test_another_model_is_nobodys_business(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake(*DECODE, block_size=32)
-    start_fake(*PREFILL, "--served-model-name", "other", block_size=64)
-    start_fake(*DECODE, "--served-model-name", "other", block_size=64)
-    deployment.wait_ready()
+    deployment.workers.remove(refused)
+    for words in (PREFILL, DECODE):  # another model is nobody's business, and those two fit
+        start_fake(*words, "--served-model-name", "other", "--component", "other", block_size=64)
+    deployment.wait_ready().wait_listed("tiny", "other").wait_over_two("other")
 
 
 def has_ended(workers: list[Worker]) -> bool:
@@ -41,7 +32,7 @@ def has_ended(workers: list[Worker]) -> bool:
 
 
 def test_of_two_that_come_at_once_exactly_one_is_refused(deployment: Stack, start_fake: StartFake) -> None:
-    for _ in range(3):
+    for _ in range(2):
         pair = [start_fake(*DECODE, block_size=32), start_fake(*PREFILL, block_size=64)]
         until("one of them to end", partial(has_ended, pair))
         (left,) = [worker for worker in pair if worker.process.poll() is None]

@@ -6,21 +6,19 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 
-from dynamo_vllm.models.tiny import make_tiny_model
 from harness import metrics
 from harness.stack import Stack, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 STALLS = 99
 IN_FLIGHT = "dynamo_component_requests_in_flight"
-# What this engine is said to compute in a quarter of a second is a quarter of its context.
-SPEC = {"vocab_size": 1000, "stall_on_token": STALLS, "context_length": 256}
 
 
 @dataclass
@@ -57,44 +55,39 @@ def _send(stack: Stack, token: int, tokens: int) -> socket.socket:
     return made
 
 
-@contextmanager
-def busy(folder: Path, *flags: str) -> Iterator[Busy]:
-    model = make_tiny_model(folder / "tiny")
-    with stack(folder) as made, ThreadPoolExecutor() as threads:
-        made.start_frontend(*flags)
-        fake = ("--engine", "fake", "--fake-engine", json.dumps(SPEC))
-        worker = made.start_worker("--model", str(model), "--served-model-name", "tiny", *fake)
-        made.wait_ready()
-        with _send(made, STALLS, 200) as hangs:
-            until("the request that hangs", lambda: worker.metric(IN_FLIGHT) == 1)
-            yield Busy(made, hangs, threads)
+# What this engine is said to compute in a quarter of a second is a quarter of its context.
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("queue")) as made:
+        made.start_frontend("--router-queue-seconds", "0.25")
+        made.start_worker(*fake(model, stall_on_token=STALLS, context_length=256))
+        yield made.wait_ready()
 
 
-def test_others_do_not_wait_for_long_for_a_request_that_hangs(tmp_path: Path) -> None:
+@pytest.fixture
+def busy(running: Stack) -> Iterator[Busy]:
+    (worker,) = running.workers
+    until("an end of earlier requests", lambda: worker.metric(IN_FLIGHT) == 0)
+    with ThreadPoolExecutor() as threads, _send(running, STALLS, 200) as hangs:
+        until("the request that hangs", lambda: worker.metric(IN_FLIGHT) == 1)
+        yield Busy(running, hangs, threads)
+
+
+def test_others_do_not_wait_for_long_for_a_request_that_hangs(busy: Busy) -> None:
     """The worker reports it, so that one request cannot keep a worker from all others."""
-    with busy(tmp_path, "--router-queue-seconds", "0.25") as made:
-        before, others = made.arrived(), [made.ask(5, 200), made.ask(6, 10)]
-        until("one to wait", lambda: made.waiting() > 1 and made.arrived() == before)
-        assert [other.result(60).status_code for other in others] == [200, 200]
+    before, others = busy.arrived(), [busy.ask(5, 200), busy.ask(6, 10)]
+    until("one to wait", lambda: busy.waiting() > 1 and busy.arrived() == before)
+    assert [other.result(60).status_code for other in others] == [200, 200]
 
 
-def test_queue_holds_requests_back_until_the_worker_can_take_them(tmp_path: Path) -> None:
-    with busy(tmp_path, "--router-queue-seconds", "0.25") as made:
-        before = made.arrived()
-        long, short = made.ask(5, 200), made.ask(6, 10)
-        until("both to wait", lambda: made.waiting() == 3)
-        assert (long.done(), short.done(), made.arrived()) == (False, False, before)
-        made.hangs.close()
-        assert [answer.result(60).status_code for answer in (long, short)] == [200, 200]
-
-
-def test_client_that_leaves_the_queue_is_not_sent_to_a_worker(tmp_path: Path) -> None:
-    with busy(tmp_path, "--router-queue-seconds", "0.25") as made:
-        before = made.arrived()
-        with _send(made.stack, 7, 200):
-            stays = made.ask(5, 200)
-            until("both to wait", lambda: made.waiting() == 3)
-        until("the client to be gone", lambda: made.waiting() == 2)
-        made.hangs.close()
-        assert stays.result(60).status_code == 200
-        assert made.arrived() == before + 1
+def test_queue_holds_requests_back_until_the_worker_can_take_them(busy: Busy) -> None:
+    """A client that leaves it is not sent to a worker."""
+    before = busy.arrived()
+    with _send(busy.stack, 7, 200):
+        long, short = busy.ask(5, 200), busy.ask(6, 10)
+        until("all to wait", lambda: busy.waiting() == 4)
+    until("the client to be gone", lambda: busy.waiting() == 3)
+    assert (long.done(), short.done(), busy.arrived()) == (False, False, before)
+    busy.hangs.close()
+    assert [answer.result(60).status_code for answer in (long, short)] == [200, 200]
+    assert busy.arrived() == before + 2

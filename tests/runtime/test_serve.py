@@ -11,7 +11,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,17 +29,13 @@ from dynamo_vllm.supervise import run_folder
 from dynamo_vllm.supervise.limits import SupervisorLimits
 from dynamo_vllm.supervise.screen import Screen
 from dynamo_vllm.supervise.supervisor import Supervisor
-from harness import metrics
-from harness.processes import free_port
+from harness import commands, metrics
+from harness.listening import for_other_machines
+from harness.processes import COMMAND, free_port
 from harness.waiting import until
 
 MARK = "DYNAMO_VLLM_TEST_MARK"
 DEADLY = 499
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 class Serve:
@@ -52,15 +47,7 @@ class Serve:
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dynamo_vllm.cli.main",
-                    "serve",
-                    *words,
-                    "--run-dir",
-                    str(folder / "run"),
-                ],
+                [*COMMAND, "serve", *words, "--run-dir", str(folder / "run")],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -83,8 +70,9 @@ class Serve:
     def _is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def wait(self, seconds: float) -> int:
-        return self.process.wait(seconds)
+    def assert_ends(self, code: int = 0) -> None:
+        assert self.process.wait(60) == code, self.err
+        assert self.pids() == []
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -92,6 +80,18 @@ class Serve:
     @property
     def url(self) -> str:
         return self.out.split()[1]
+
+    def wait_workers(self, count: int) -> None:
+        until(f"{count} workers", lambda: len(self.instances()) == count)
+
+    @contextlib.contextmanager
+    def streaming(self, tokens: int) -> Iterator[Iterator[str]]:
+        """The lines of an answer after its first."""
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": tokens, "stream": True}
+        with httpx.stream("POST", f"{self.url}/completions", json=body, timeout=60) as reply:
+            lines = (line for line in reply.iter_lines() if line.startswith("data: "))
+            next(lines)
+            yield lines
 
     def complete(self, **more: Any) -> httpx.Response:
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 2, **more}
@@ -130,9 +130,6 @@ class Serve:
     def log(self, name: str) -> str:
         return (self.folder / "run" / "logs" / f"{name}.log").read_text()
 
-    def wait_gone(self) -> None:
-        until("every process of this run to be gone", lambda: not self.pids())
-
 
 def environment(folder: Path, mark: str = "") -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "VLLM_"))}
@@ -162,7 +159,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         for pid in serve.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        serve.wait(60)
+        serve.process.wait(60)
 
 
 def fake(model: Path, **spec: float) -> tuple[str, ...]:
@@ -174,19 +171,14 @@ def fake(model: Path, **spec: float) -> tuple[str, ...]:
 # --- the start ------------------------------------------------------------------------------------------
 
 
-def test_ready_line_comes_when_a_chat_is_answered(start: Start, model: Path) -> None:
-    serve = start(*fake(model, token_ms=5)).wait_ready()
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-    reply = httpx.post(f"{serve.url}/chat/completions", json=body, timeout=30)
-    assert reply.status_code == 200
-    assert reply.json()["usage"]["completion_tokens"] == 3
-    assert "worker-1: loading" in serve.err
-
-
 def test_without_a_model_a_demo_is_served(start: Start) -> None:
+    """The ready line comes when a chat is answered."""
     serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":2000}').wait_ready()
     assert serve.out.endswith("model=demo-chat workers=1\n")
-    assert serve.complete(model="demo-chat").status_code == 200
+    body = {"model": "demo-chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    reply = httpx.post(f"{serve.url}/chat/completions", json=body, timeout=30)
+    assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 3)
+    assert "worker-1: loading" in serve.err
     until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
 
 
@@ -198,12 +190,6 @@ def test_demo_with_adapters_is_served(start: Start) -> None:
     assert [serve.complete(model=name).status_code for name in names] == [200] * 3
 
 
-def test_demo_beside_a_model_is_refused_at_once(start: Start, model: Path) -> None:
-    serve = start(*fake(model), "--demo", "lora")
-    assert serve.wait(60) == 2
-    assert serve.err.startswith(f"error: --demo lora has its own model; leave out --demo or {model}")
-
-
 def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(
@@ -212,7 +198,7 @@ def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path
     )
     serve = start("--config", str(file), "--port", "0").wait_ready()
     assert serve.out.endswith("workers=2\n")
-    until("both workers registered", lambda: len(serve.instances()) == 2)
+    serve.wait_workers(2)
     assert len(serve.pids("worker")) == 2
 
 
@@ -239,7 +225,7 @@ def test_prefill_and_decode_workers_share_every_request(start: Start, model: Pat
     reply = serve.complete(prompt=[20] * 8, nvext={"extra_fields": ["worker_id", "engine_data"]}).json()
     prefill, decode = (reply["nvext"]["worker_id"][f"{role}_worker_id"] for role in ("prefill", "decode"))
     assert reply["nvext"]["engine_data"]["decode_cached_tokens"] == 7, "decode took the cache over"
-    until("four workers", lambda: len(serve.instances()) == 4)
+    serve.wait_workers(4)
     told = [line.split()[:2] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
     roles = {int(instance): role for instance, role in told}
     assert sorted(roles.values()) == ["decode", "decode", "prefill", "prefill"]
@@ -253,11 +239,11 @@ def test_encode_workers_stand_beside_the_others(start: Start, model: Path) -> No
     assert serve.complete(prompt=[20] * 8).status_code == 200
     told = [line.split()[1] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
     assert sorted(told) == ["decode", "encode", "prefill"]
+    until("loopback only", lambda: for_other_machines(serve.pids()) == [])
 
 
 def status(serve: Serve) -> str:
-    command = [sys.executable, "-m", "dynamo_vllm.cli.main", "status", serve.url.removesuffix("/v1")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return commands.output(None, "status", serve.url.removesuffix("/v1"))
 
 
 def test_other_users_see_no_secret(start: Start, model: Path, tmp_path: Path) -> None:
@@ -276,45 +262,37 @@ def test_other_users_see_no_secret(start: Start, model: Path, tmp_path: Path) ->
             assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_prefill_without_decode_is_refused_at_once(start: Start, model: Path) -> None:
-    serve = start(*fake(model), "--prefill", "1")
-    assert serve.wait(60) == 2
-    assert serve.err.startswith("error: --prefill 1 needs workers that answer; add --decode N")
-
-
 def test_taken_port_is_refused_at_once(start: Start, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         serve = start(*fake(model), "--port", str(port))
-        assert serve.wait(60) == 1
+        serve.assert_ends(1)
     assert f"error: --port {port} on 127.0.0.1 cannot be used" in serve.err
 
 
 def test_missing_model_folder_is_refused_at_once(start: Start, tmp_path: Path) -> None:
     serve = start(*fake(tmp_path / "no-model"))
-    assert serve.wait(60) == 1
+    serve.assert_ends(1)
     assert "no-model: no such folder" in serve.err
 
 
 def test_bad_worker_flag_is_refused_at_once(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--connector", "quux")
-    assert serve.wait(60) == 2
+    serve.assert_ends(2)
     assert serve.err.startswith("error: --connector 'quux' is unknown")
 
 
 def test_worker_that_cannot_start_ends_serve_with_its_reason(start: Start, model: Path) -> None:
     serve = start(*fake(model, refuse_start=True))
-    assert serve.wait(60) == 1
+    serve.assert_ends(1)
     assert "error: worker-1 exited with code 1: the fake engine is set not to start" in serve.err
     assert f"log: {serve.folder}/run/logs/worker-1.log" in serve.err
-    assert serve.pids() == []
 
 
 def test_start_that_takes_too_long_has_failed(start: Start, model: Path) -> None:
-    serve = start(*fake(model, start_ms=60_000), "--start-seconds", "2")
-    assert serve.wait(60) == 1
-    assert "error: worker-1 was not ready after 2 s (--start-seconds)" in serve.err
-    assert serve.pids() == []
+    serve = start(*fake(model, start_ms=60_000), "--start-seconds", "1")
+    serve.assert_ends(1)
+    assert "error: worker-1 was not ready after 1 s (--start-seconds)" in serve.err
 
 
 # --- keeping it up --------------------------------------------------------------------------------------
@@ -339,51 +317,60 @@ def test_killed_prefill_worker_is_not_asked_again(start: Start, model: Path, tmp
     for _ in range(5):
         # While the first prefill worker joins, the frontend (1.6.1) may answer 503 for a moment.
         assert serve.complete().status_code == 200 or len(serve.instances()) == 2
-    until("its replacement", lambda: len(serve.instances()) == 2)
+    serve.wait_workers(2)
     until("answers with it", lambda: serve.complete().status_code == 200)
 
 
-def test_killed_worker_is_replaced(start: Start, model: Path) -> None:
-    """Prometheus is told where everything is, the new one too."""
-    serve = start(*fake(model)).wait_ready()
+def test_killed_worker_and_frontend_are_replaced(start: Start, model: Path) -> None:
+    """Prometheus is told where everything is, the new ones too, and a long log is put aside meanwhile."""
+    serve = start(*fake(model), "--log-mb", "0.0002", "--log-parts", "1").wait_ready()
     assert [job for job, _ in serve.scraped()] == ["dynamo-vllm-frontend", "dynamo-vllm-worker"]
     (worker,) = serve.pids("worker")
     os.kill(worker, signal.SIGKILL)
     until("another worker", lambda: set(serve.pids("worker")) - {worker})
     until("an answer", lambda: serve.complete().status_code == 200)
     assert "worker-1 was killed by SIGKILL; starting it again in 0 s" in serve.err
+    os.kill(serve.pids("frontend")[0], signal.SIGKILL)
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return serve.complete().status_code == 200
+        return False
+
+    until("an answer on the same port", answers)
     (_, of_frontend), (_, of_worker) = serve.scraped()
     assert "dynamo_frontend_requests_total" in httpx.get(of_frontend, timeout=30).text
     assert "dynamo_component_worker_state" in httpx.get(of_worker, timeout=30).text
+    until("an older part", lambda: (serve.folder / "run" / "logs" / "worker-1.log.1").exists())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_request_that_ends_engines_ends_two_and_no_more(start: Start, model: Path, stream: bool) -> None:
+def test_request_that_ends_engines_ends_two_and_no_more(start: Start, model: Path) -> None:
     serve = start(*fake(model, die_on_token=DEADLY), "--workers", "4").wait_ready()
-    until("all workers", lambda: len(serve.instances()) == 4)
-    assert serve.complete(prompt=[DEADLY], stream=stream).status_code == 503
-    until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
-    refusals = ["it is not tried again" in serve.log(f"worker-{number}") for number in range(1, 5)]
-    assert sum(refusals) == 1
-    until("all workers again", lambda: len(serve.instances()) == 4)
+    for times, stream in ((1, False), (2, True)):
+        serve.wait_workers(4)
+        assert serve.complete(prompt=[DEADLY, times], stream=stream).status_code == 503
+        until("both to be said", partial(has_said, serve, "exited with code 3", 2 * times))
+        refusals = [serve.log(f"worker-{n}").count("it is not tried again") for n in range(1, 5)]
+        assert sum(refusals) == times
+    serve.wait_workers(4)
     assert serve.complete().status_code == 200
-    assert serve.err.count("exited with code 3") == 2
+    assert serve.err.count("exited with code 3") == 4
 
 
 def test_request_that_ends_prefill_engines_ends_two_and_no_more(start: Start, model: Path) -> None:
     engine = fake(model, die_on_token=DEADLY)
     serve = start(*engine, "--prefill", "3", "--decode", "1").wait_ready()
-    until("all workers", lambda: len(serve.instances()) == 4)
+    serve.wait_workers(4)
     assert serve.complete(prompt=[DEADLY, 5]).status_code == 503
     until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
-    until("all workers again", lambda: len(serve.instances()) == 4)
+    serve.wait_workers(4)
     assert serve.err.count("exited with code 3") == 2
 
 
 def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start, model: Path) -> None:
     """As the kernel does when memory is short: the worker itself goes, and can tell nobody."""
     serve = start(*fake(model, stall_on_token=DEADLY), "--workers", "4").wait_ready()
-    until("all workers", lambda: len(serve.instances()) == 4)
+    serve.wait_workers(4)
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(serve.complete, prompt=[DEADLY])
         for killed in (1, 2):
@@ -396,7 +383,7 @@ def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start,
 
 def test_answer_that_has_begun_outlives_two_workers(start: Start, model: Path) -> None:
     serve = start(*fake(model, token_ms=20), "--workers", "3").wait_ready()
-    until("all workers", lambda: len(serve.instances()) == 3)
+    serve.wait_workers(3)
     body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 600, "stream": True}
     with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=60) as reply:
         lines = (line for line in reply.iter_lines() if line.startswith("data: {"))
@@ -423,30 +410,11 @@ def holders(serve: Serve) -> list[int]:
     return found
 
 
-def test_killed_frontend_is_replaced_on_the_same_port(start: Start, model: Path) -> None:
-    serve = start(*fake(model)).wait_ready()
-    os.kill(serve.pids("frontend")[0], signal.SIGKILL)
-
-    def answers() -> bool:
-        with contextlib.suppress(httpx.TransportError):
-            return serve.complete().status_code == 200
-        return False
-
-    until("an answer", answers)
-
-
 def test_too_many_restarts_end_serve(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--restarts", "0").wait_ready()
     os.kill(serve.pids("worker")[0], signal.SIGKILL)
-    assert serve.wait(60) == 1
+    serve.assert_ends(1)
     assert "giving up after 0 restarts in a row" in serve.err
-    assert serve.pids() == []
-
-
-def test_long_log_is_put_aside_while_its_worker_serves(start: Start, model: Path) -> None:
-    serve = start(*fake(model), "--log-mb", "0.0002", "--log-parts", "1").wait_ready()
-    until("an older part", lambda: (serve.folder / "run" / "logs" / "worker-1.log.1").exists())
-    assert serve.complete().status_code == 200
 
 
 async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:
@@ -512,16 +480,12 @@ async def said(text: io.StringIO, words: str, times: int = 1) -> None:
 
 def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: Path) -> None:
     serve = start(*fake(model, token_ms=100)).wait_ready()
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 15, "stream": True}
-    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:
-        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
-        next(lines)
+    with serve.streaming(15) as lines:
         serve.signal(signal.SIGINT)
         rest = list(lines)
     assert len(rest) >= 14
     assert '"finish_reason":"length"' in "".join(rest)
-    assert serve.wait(60) == 0
-    assert serve.pids() == []
+    serve.assert_ends()
     assert not (serve.folder / "run" / "discovery").exists()
     assert not (serve.folder / "run" / "prometheus.json").exists()
     assert "stopping:" in serve.err
@@ -532,71 +496,57 @@ def test_interrupt_lets_a_stream_finish_and_leaves_nothing(start: Start, model: 
 def test_hangup_drains_as_a_termination_does(start: Start, model: Path, whom: str) -> None:
     """A terminal that goes sends several: they do not cut the drain short."""
     serve = start(*fake(model, token_ms=400)).wait_ready()
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 15, "stream": True}
     (pid,) = [serve.process.pid] if whom == "serve" else serve.pids(whom)
-    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:
-        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
-        next(lines)
+    with serve.streaming(15) as lines:
         for _ in range(3):
             os.kill(pid, signal.SIGHUP)
             next(lines)
         rest = list(lines)
     assert len(rest) >= 10 and '"finish_reason":"length"' in "".join(rest)
     if whom == "serve":
-        assert serve.wait(60) == 0
-        assert serve.pids() == []
+        serve.assert_ends()
     else:
         name = "frontend" if whom == "frontend" else "worker-1"
         until("its end", lambda: f"{name} exited with code" in serve.err)
         assert f"{name} exited with code 0;" in serve.err
 
 
-def test_hangup_during_the_start_ends_it(start: Start, model: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_during_the_start_ends_it(start: Start, model: Path, number: int) -> None:
     serve = start(*fake(model, start_ms=60_000))
     until("the worker loads", lambda: "worker-1: loading" in serve.err)
-    serve.signal(signal.SIGHUP)
-    assert serve.wait(60) == 0
-    assert serve.pids() == []
+    serve.signal(number)
+    serve.assert_ends()
+    assert serve.out == ""
 
 
 def test_second_interrupt_ends_at_once(start: Start, model: Path) -> None:
     """Requests would get an hour to finish."""
     serve = start(*fake(model, token_ms=2000), "--drain-seconds", "3600").wait_ready()
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 1000, "stream": True}
-    with httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=30) as reply:
-        lines = reply.iter_lines()
-        assert next(lines).startswith("data: ")
+    with serve.streaming(1000):
         serve.signal(signal.SIGINT)
         until("the drain", lambda: "draining 1 requests" in serve.log("worker-1"))
         serve.signal(signal.SIGINT)
-        assert serve.wait(60) == 130
-    assert serve.pids() == []
+        serve.assert_ends(130)
 
 
-@pytest.mark.parametrize("mode", ["keep", "wait"])
-@pytest.mark.parametrize("order", ["paused, then signals", "all at once"])
+@pytest.mark.parametrize(("mode", "is_paused_first"), [("keep", True), ("wait", False)])
 def test_paused_and_stopped_worker_that_is_asked_to_leave_ends(
-    start: Start, model: Path, mode: str, order: str
+    start: Start, model: Path, mode: str, is_paused_first: bool
 ) -> None:
     """The pause, SIGSTOP, SIGTERM and SIGCONT in one go, with an answer on its way."""
     port = free_port()
     flags = ("--system-port", str(port), "--drain-seconds", "30")
     serve = start(*fake(model, token_ms=20), *flags).wait_ready()
     (leaving,) = serve.pids("worker")
-    body = {"model": "tiny", "prompt": "hello", "max_tokens": 60, "stream": True}
 
     def pause() -> None:
         with contextlib.suppress(httpx.HTTPError):  # it may be cut off with its worker
             httpx.post(f"http://127.0.0.1:{port}/engine/pause", json={"mode": mode}, timeout=60)
 
-    with (
-        ThreadPoolExecutor() as pool,
-        httpx.stream("POST", f"{serve.url}/completions", json=body, timeout=60) as reply,
-    ):
-        lines = (line for line in reply.iter_lines() if line.startswith("data: "))
-        next(lines)
+    with ThreadPoolExecutor() as pool, serve.streaming(60) as lines:
         paused = pool.submit(pause)
-        if order == "paused, then signals" and mode == "keep":
+        if is_paused_first:
             paused.result(60)
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             os.kill(leaving, number)
@@ -607,8 +557,7 @@ def test_paused_and_stopped_worker_that_is_asked_to_leave_ends(
     until("an answer of the next", lambda: serve.complete().status_code == 200)
     assert "killed" not in serve.err
     serve.signal(signal.SIGTERM)
-    assert serve.wait(60) == 0
-    assert serve.pids() == []
+    serve.assert_ends()
 
 
 def test_serve_ends_while_its_paused_worker_is_stopped_and_goes_on(start: Start, model: Path) -> None:
@@ -620,24 +569,14 @@ def test_serve_ends_while_its_paused_worker_is_stopped_and_goes_on(start: Start,
     serve.signal(signal.SIGTERM)
     until("the wish to be heard", lambda: "stopping:" in serve.err)
     os.kill(leaving, signal.SIGCONT)
-    assert serve.wait(60) == 0
+    serve.assert_ends()
     assert "killed" not in serve.err
-    assert serve.pids() == []
-
-
-def test_interrupt_during_the_start_ends_it(start: Start, model: Path) -> None:
-    serve = start(*fake(model, start_ms=60_000))
-    until("the worker loads", lambda: "worker-1: loading" in serve.err)
-    serve.signal(signal.SIGTERM)
-    assert serve.wait(60) == 0
-    assert serve.pids() == []
-    assert serve.out == ""
 
 
 def test_killed_serve_leaves_nothing_and_workers_drain(start: Start, model: Path) -> None:
     serve = start(*fake(model), "--workers", "2").wait_ready()
     assert len(serve.pids()) == 4
     serve.signal(signal.SIGKILL)
-    serve.wait_gone()
+    until("every process of this run to be gone", lambda: not serve.pids())
     assert "drained in" in serve.log("worker-1")
     assert "drained in" in serve.log("worker-2")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-
 from dynamo_vllm.serving.request.egress import CHUNKS
 from harness.misbehaving import stalled
 from harness.served import served
-from harness.stack import TESTS, Stack, environment, stack
+from harness.stack import TESTS, Stack, environment
 from harness.waiting import until
-from runtime.conftest import StartFake
+from runtime.conftest import StartFake, fake
 
 OTHER = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 200}
 
@@ -38,45 +35,15 @@ def test_client_that_does_not_read_is_left_and_nobody_waits_for_it(
     assert worker.log.read_text().count("refused: the client has more than 1000000 unread bytes") == 3
 
 
-def test_worker_drains_while_clients_do_not_read(deployment: Stack, start_fake: StartFake) -> None:
-    """Their answers are not long enough to be ended, and cannot be sent."""
-    worker = start_fake("--unread-mb", "1000", "--drain-seconds", "3", context_length=1 << 20)
-    deployment.wait_ready()
-    process = psutil.Process(worker.pid)
-    before = process.num_threads()
-    with stalled(deployment), stalled(deployment):
-        until(
-            "a thread for each of them, and one for the rest",
-            lambda: process.num_threads() >= before + 3,
-            200,
-        )
-        assert deployment.post("/v1/completions", OTHER).status_code == 200
-        worker.signal(signal.SIGTERM)
-        assert worker.process.wait(90) == 0
-
-
-def test_frontend_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> None:
-    with stack(tmp_path) as made:
-        frontend = made.start_frontend("--drain-seconds", "1")
-        described = json.dumps({"vocab_size": 1000, "context_length": 1 << 20})
-        names = ("--model", str(model), "--served-model-name", "tiny")
-        made.start_worker(*names, "--engine", "fake", "--fake-engine", described)
-        made.wait_ready()
-        with stalled(made):
-            os.kill(frontend.pid, signal.SIGTERM)
-            assert frontend.wait(60) == 0
-
-
 def test_serve_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> None:
     """Each process leaves by itself: one that is killed delivers nothing to the others any more."""
-    described = json.dumps({"vocab_size": 1000, "context_length": 1 << 20})
-    names = ("--model", str(model), "--served-model-name", "tiny")
-    engine = ("--engine", "fake", "--fake-engine", described)
-    with served(tmp_path, *names, *engine, "--drain-seconds", "1", "--unread-mb", "1000") as serving:
+    words = ("--drain-seconds", "1", "--unread-mb", "1000")
+    with served(tmp_path, *fake(model, context_length=1 << 20), *words) as serving:
         (worker,) = [process for process in serving.below() if "worker" in process.cmdline()]
         before = worker.num_threads()
         with stalled(serving.stack), stalled(serving.stack):
-            until("a thread for each of them", lambda: worker.num_threads() >= before + 3, 200)
+            until("a thread for each, and one for the rest", lambda: worker.num_threads() >= before + 3, 200)
+            assert serving.stack.post("/v1/completions", OTHER).status_code == 200
             serving.process.send_signal(signal.SIGTERM)
             assert serving.process.wait(120) == 0
     assert "killed" not in serving.output.read_text()

@@ -8,83 +8,160 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from harness.plane import plane
 from harness.processes import free_port
 from harness.stack import Stack, environment, stack
 from harness.waiting import until
-from runtime.conftest import StartFake
+from runtime.conftest import StartFake, fake
 
 JSON = {"Content-Type": "application/json"}
 ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 8}
 
 
-def test_serves_under_each_of_its_names(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake("--served-model-name", "tiny", "small")
-    deployment.wait_ready()
-    assert sorted(deployment.models()) == ["small", "tiny"]
-    first, second = (deployment.post("/v1/completions", {**ASK, "model": name}) for name in ("tiny", "small"))
-    assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
+CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 3}
+LONGEST = "a" + "é" * 254
+"""The frontend makes a folder of the first name; its other characters are one each there."""
+KINDS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "plain": (("--served-model-name", "plain", "small"), {"vocab_size": 900}),
+    "long": (("--served-model-name", LONGEST, "alias" * 200), {}),
+    "five": ((), {"tokens_per_output": 5}),
+    "chats": (("--endpoint-types", "chat", "--custom-jinja-template", "{template}"), {}),
+    "text": (("--use-vllm-tokenizer",), {"vocab_size": 900}),
+    "thinks": (
+        ("--custom-jinja-template", "{template}", "--dyn-reasoning-parser", "deepseek_r1"),
+        {"echo": True, "vocab_size": 1121},
+    ),
+}
+"""Flags of a worker for each way to serve, and what its engine does."""
 
 
-def test_serves_under_the_longest_name_that_is_not_refused(deployment: Stack, start_fake: StartFake) -> None:
-    """The frontend makes a folder of the first name; its other characters are one each there."""
-    names = ["a" + "é" * 254, "alias" * 200]
-    start_fake("--served-model-name", *names)
-    deployment.wait_ready()
-    assert sorted(deployment.models()) == sorted(names)
-    for name in names:
-        assert deployment.post("/v1/completions", {**ASK, "model": name}).status_code == 200
-    refused = start_fake("--served-model-name", f"{names[0]}é")
-    assert refused.process.wait(60) == 2
-    assert "has 256 characters, and frontends take 255" in refused.log.read_text()
+@pytest.fixture(scope="module")
+def several(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """All of these behind one frontend, which is not ready before there is a model."""
+    with stack(tmp_path_factory.mktemp("several")) as made:
+        made.start_frontend()
+        until("a frontend", lambda: made.get("/live").status_code == 200)
+        assert made.get("/health").status_code == 503
+        template = made.folder / "short.jinja"
+        template.write_text("{{ messages[-1]['content'] }}")
+        for name, (flags, spec) in KINDS.items():
+            words = [flag.format(template=template) for flag in flags]
+            named = ("--served-model-name", name, "--component", name)
+            dump = ("--dump-config-to", str(made.folder / f"{name}.json"))
+            metrics = ("--prometheus-multiproc-dir", str(made.folder / "not" / "there"))
+            made.start_worker(*fake(model, **spec), *named, *dump, *metrics, *words)
+        yield made.wait_ready().wait_listed(*KINDS.keys() - {"long"}, "small", LONGEST, "alias" * 200)
 
 
-def test_tokens_that_travel_together_are_the_same_answer(deployment: Stack, start_fake: StartFake) -> None:
+def text_of(made: Stack, name: str, **more: Any) -> str:
+    answer = made.post("/v1/completions", {**ASK, "model": name, **more})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_serves_under_each_of_its_names(several: Stack) -> None:
+    assert several.get("/health").json()["status"] == "ready"
+    assert text_of(several, "plain") == text_of(several, "small") == text_of(several, LONGEST)
+    assert text_of(several, "alias" * 200)
+
+
+def test_tokens_that_travel_together_are_the_same_answer(several: Stack) -> None:
     """The frontend finds a stop string within a message, and counts no token after it."""
-    start_fake("--served-model-name", "one")
-    start_fake("--served-model-name", "five", tokens_per_output=5)
-    deployment.wait_ready()
-    until("both models", lambda: sorted(deployment.models()) == ["five", "one"])
     ask = {**ASK, "max_tokens": 23, "temperature": 0}
-    words = deployment.post("/v1/completions", {**ask, "model": "one"}).json()["choices"][0]["text"].split()
+    words = text_of(several, "small", **ask | {"model": "small"}).split()
     for stop in (None, words[-5], words[-3]):
         one, five = (
-            deployment.post("/v1/completions", {**ask, "stop": stop, "model": name}).json()
-            for name in ("one", "five")
+            several.post("/v1/completions", {**ask, "stop": stop, "model": name}).json()
+            for name in ("small", "five")
         )
         assert one["choices"] == five["choices"]
         assert one["usage"]["completion_tokens"] == five["usage"]["completion_tokens"]
 
 
-def test_frontend_is_not_ready_without_a_model(deployment: Stack, start_fake: StartFake) -> None:
-    until("a frontend", lambda: deployment.get("/live").status_code == 200)
-    assert deployment.get("/health").status_code == 503
-    start_fake()
-    deployment.wait_ready()
-    assert deployment.get("/health").json() == {"status": "ready", "models": ["tiny"]}
+def test_endpoint_types_and_a_template_limit_and_shape_what_is_answered(several: Stack) -> None:
+    answer = several.post("/v1/chat/completions", {**CHAT, "model": "chats"})
+    assert (answer.status_code, answer.json()["usage"]["prompt_tokens"] <= 2) == (200, True)
+    assert several.post("/v1/completions", {**ASK, "model": "chats"}).status_code == 404
 
 
-def test_endpoint_types_limit_what_is_answered(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake("--endpoint-types", "chat")
-    deployment.wait_ready()
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    assert deployment.post("/v1/chat/completions", chat).status_code == 200
-    assert deployment.post("/v1/completions", ASK).status_code == 404
+def test_resolved_configuration_is_dumped(several: Stack) -> None:
+    found = json.loads((several.folder / "plain.json").read_text())
+    assert found["options"]["served_model_name"] == ["plain", "small"]
+    assert found["engine"]["context_length"] == 4096
+    assert (several.folder / "not" / "there").is_dir(), "a folder for metrics is made"
 
 
-def test_custom_template_shapes_the_prompt(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
-    template = tmp_path / "short.jinja"
-    template.write_text("{{ messages[-1]['content'] }}")
-    start_fake("--custom-jinja-template", str(template))
-    deployment.wait_ready()
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
-    assert deployment.post("/v1/chat/completions", chat).json()["usage"]["prompt_tokens"] <= 2
+def test_text_mode_chats(several: Stack) -> None:
+    answer = several.post("/v1/chat/completions", {**CHAT, "model": "text"})
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    refused = several.post("/v1/chat/completions", {**CHAT, "model": "text", "stop": list("abcde")})
+    assert refused.status_code == 400 and "stop" in refused.json()["message"]
+
+
+def test_reasoning_parser_is_advertised_and_applied(several: Stack) -> None:
+    talk = [{"role": "user", "content": "two and two</think>four"}]
+    asked = {"model": "thinks", "messages": talk, "max_tokens": 100}
+    message = several.post("/v1/chat/completions", asked).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("four", "two and two")
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "words"),
+    [
+        ("plain", [20, 950], "prompt: 950 is not in the vocabulary of 900 tokens"),
+        ("plain", [20, 99999], "Invalid request"),
+        ("text", [20, 99999], "prompt: 99999 is not in the vocabulary of 900 tokens"),
+        ("text", [[20, 99999]], "prompt: 99999 is not in the vocabulary of 900 tokens"),
+    ],
+)
+def test_unknown_ids_are_refused(several: Stack, name: str, prompt: Any, words: str) -> None:
+    """By the worker with their names, unless the frontend's tokenizer does not know them either."""
+    answer = several.post("/v1/completions", {**ASK, "model": name, "prompt": prompt})
+    assert (answer.status_code, answer.json()["message"]) == (400, words)
+    assert text_of(several, name)
+
+
+def test_frontend_refuses_in_the_words_that_the_documentation_has(several: Stack) -> None:
+    unread = "Failed to deserialize the JSON body into the target type: "
+    for content, words in (
+        ('{"model": "plain", "prompt": [20,', "EOF while parsing a value at line 1 column 33"),
+        ("hello", "expected value at line 1 column 1"),
+        ('{"model": "plain", "prompt": [20, -1]}', "data did not match any variant of untagged enum Prompt"),
+    ):
+        answer = several.post("/v1/completions", content=content, headers=JSON)
+        assert answer.status_code == 400 and answer.json()["message"].startswith(unread + words)
+
+
+@pytest.mark.parametrize("name", ["plain", "text"])
+def test_frontend_knows_no_structural_tags(several: Stack, name: str) -> None:
+    """If this fails because a newer one does: docs/requests.md, and a test of the answer over HTTP."""
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    for more, words in (
+        ({"response_format": tag}, "unknown variant `structural_tag`, expected one of `text`, `json_object`"),
+        ({"structured_outputs": {"structural_tag": tag}}, "Unsupported parameter(s): `structured_outputs`"),
+        ({"guided_structural_tag": tag}, "Unsupported parameter(s): `guided_structural_tag`"),
+        ({"nvext": {"guided_structural_tag": tag}}, "unknown field `guided_structural_tag`"),
+    ):
+        answer = several.post("/v1/chat/completions", {**CHAT, "model": name, **more})
+        assert answer.status_code == 400 and words in answer.json()["message"]
+
+
+def test_unknown_rank_is_refused_by_name_on_the_request_plane(several: Stack) -> None:
+    """Over HTTP the router's rank stands; another client of the runtime may send any."""
+    request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2}}
+    bad, good = {**request, "routing": {"dp_rank": 7}}, {**request, "routing": {"dp_rank": 0}}
+    with plane(environment(several.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+        refused, answered = (caller.call("plain.generate", asked) for asked in (bad, good))
+    assert "dp_rank: 7 is unknown" in refused["error"]
+    assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 
 
 def test_engine_failure_of_one_request_is_a_500(deployment: Stack, start_fake: StartFake) -> None:
@@ -109,27 +186,16 @@ def test_dead_engine_ends_the_worker_with_code_3(deployment: Stack, start_fake: 
 def test_request_of_a_dead_engine_goes_on_elsewhere(deployment: Stack, start_fake: StartFake) -> None:
     start_fake(die_after=25, token_ms=5)
     deployment.wait_ready()
-    undisturbed = deployment.post("/v1/completions", {**ASK, "max_tokens": 20}).json()["choices"][0]["text"]
+    undisturbed = text_of(deployment, "tiny", max_tokens=20)
     start_fake(token_ms=5)
     until("both", lambda: len(deployment.instances()) == 2)
-    texts = [
-        deployment.post("/v1/completions", {**ASK, "max_tokens": 20}).json()["choices"][0]["text"]
-        for _ in range(6)
-    ]
-    assert texts == [undisturbed] * 6
+    assert [text_of(deployment, "tiny", max_tokens=20) for _ in range(6)] == [undisturbed] * 6
     assert deployment.workers[0].process.wait(60) == 3
 
 
 def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(
-        "--health-seconds",
-        "0.2",
-        "--canary-seconds",
-        "0.3",
-        "--canary-timeout-seconds",
-        "0.5",
-        stall_after=200,
-    )
+    flags = ("--health-seconds", "0.2", "--canary-seconds", "0.3", "--canary-timeout-seconds", "0.5")
+    worker = start_fake(*flags, stall_after=200)
     deployment.wait_ready()
 
     def ask() -> None:
@@ -184,18 +250,14 @@ def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: P
 
 
 def test_drain_finishes_what_runs(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(token_ms=100)
+    worker = start_fake(token_ms=20)
     deployment.wait_ready()
-    found: list[httpx.Response] = []
-    thread = threading.Thread(
-        target=lambda: found.append(deployment.post("/v1/completions", {**ASK, "max_tokens": 60}))
-    )
-    thread.start()
-    until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
-    worker.signal(signal.SIGTERM)
-    thread.join(60)
-    assert found[0].status_code == 200
-    assert found[0].json()["usage"]["completion_tokens"] == 60
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(deployment.post, "/v1/completions", {**ASK, "max_tokens": 60})
+        until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
+        worker.signal(signal.SIGTERM)
+        answer = asking.result(60)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 60)
     assert worker.process.wait(60) == 0
 
 
@@ -210,150 +272,28 @@ def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFak
     ("flags", "code", "said"),
     [
         (["--engine", "fake", "--fake-engine", '{"refuse_start": true}'], 1, "set not to start"),
-        (["--engine", "fake", "--fake-engine", '{"speed": 1}'], 2, "speed"),
         (["--engine", "fake", "--model", "/no/such/folder"], 1, "/no/such/folder"),
-        (["--engine", "fake", "--max-model-len", "5"], 2, "--max-model-len"),
         (["--omni", "--connector", "nixl"], 2, "cannot be combined with --omni"),
-        (["--system-port", "40000"], 2, "--system-port"),
-        (
-            ["--tool-call-parser", "hermse"],
-            2,
-            "--tool-call-parser hermse is unknown to the frontend; nearest: hermes",
-        ),
+        (["--served-model-name", f"{LONGEST}é"], 2, "has 256 characters, and frontends take 255"),
+        (["--tool-call-parser", "hermse"], 2, "hermse is unknown to the frontend; nearest: hermes"),
         (["--reasoning-parser", "qwen-3"], 2, "nearest: qwen3"),
     ],
 )
-def test_refused_start(deployment: Stack, model: Path, flags: list[str], code: int, said: str) -> None:
-    worker = deployment.start_worker("--model", str(model), *flags)
-    assert worker.process.wait(60) == code
+def test_refused_start(tmp_path: Path, model: Path, flags: list[str], code: int, said: str) -> None:
+    with stack(tmp_path) as made:
+        worker = made.start_worker("--model", str(model), *flags)
+        assert worker.process.wait(60) == code
     lines = [line for line in worker.log.read_text().splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and said in lines[0]
 
 
-def test_resolved_configuration_is_dumped(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
-    start_fake("--dump-config-to", str(tmp_path / "config.json"))
-    deployment.wait_ready()
-    found = json.loads((tmp_path / "config.json").read_text())
-    assert found["options"]["served_model_name"] == ["tiny"]
-    assert found["engine"]["context_length"] == 4096
-
-
-def test_failed_start_leaves_its_configuration_without_secrets(
-    deployment: Stack, start_fake: StartFake, tmp_path: Path
-) -> None:
+def test_failed_start_leaves_its_configuration_without_secrets(start_fake: StartFake, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     worker = start_fake("--dump-config-to", str(file), "--admin-token", "sesame", refuse_start=True)
     assert worker.process.wait(60) == 1
     found = json.loads(file.read_text())
     assert found["options"]["served_model_name"] == ["tiny"] and "engine" not in found
     assert "sesame" not in file.read_text()
-
-
-def test_metrics_folder_is_made(deployment: Stack, start_fake: StartFake, tmp_path: Path) -> None:
-    start_fake("--prometheus-multiproc-dir", str(tmp_path / "not" / "there"))
-    deployment.wait_ready()
-    assert (tmp_path / "not" / "there").is_dir()
-
-
-def test_text_mode_chats(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake("--use-vllm-tokenizer")
-    deployment.wait_ready()
-    answer = deployment.openai.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=3
-    )
-    assert answer.usage is not None and answer.usage.completion_tokens == 3
-    with pytest.raises(openai.BadRequestError, match="stop"):
-        deployment.openai.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "hi"}], stop=list("abcde")
-        )
-
-
-def test_reasoning_parser_is_advertised_and_applied(
-    deployment: Stack, start_fake: StartFake, tmp_path: Path
-) -> None:
-    template = tmp_path / "plain.jinja"
-    template.write_text("{{ messages[-1]['content'] }}")
-    flags = ["--custom-jinja-template", str(template), "--dyn-reasoning-parser", "deepseek_r1"]
-    start_fake(*flags, echo=True, vocab_size=1121)
-    deployment.wait_ready()
-    answer = deployment.openai.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": "two and two</think>four"}], max_tokens=100
-    )
-    message = answer.choices[0].message
-    assert message.content == "four"
-    assert message.model_extra is not None
-    assert message.model_extra["reasoning_content"] == "two and two"
-
-
-def test_ids_only_the_model_lacks_are_refused_by_name(deployment: Stack, start_fake: StartFake) -> None:
-    """The frontend's tokenizer knows more ids than this engine, so the worker's own guard answers."""
-    start_fake(vocab_size=900)
-    deployment.wait_ready()
-    answer = deployment.post("/v1/completions", {**ASK, "prompt": [20, 950]})
-    assert answer.status_code == 400
-    assert answer.json()["message"] == "prompt: 950 is not in the vocabulary of 900 tokens"
-    assert deployment.post("/v1/completions", ASK).status_code == 200
-
-
-def test_text_mode_names_ids_that_the_frontend_would_refuse_without_a_name(
-    deployment: Stack, start_fake: StartFake
-) -> None:
-    start_fake("--use-vllm-tokenizer", vocab_size=900)
-    deployment.wait_ready()
-    for ids in ([20, 99999], [[20, 99999]]):
-        answer = deployment.post("/v1/completions", {**ASK, "prompt": ids})
-        expected = "prompt: 99999 is not in the vocabulary of 900 tokens"
-        assert (answer.status_code, answer.json()["message"]) == (400, expected)
-
-
-def test_frontend_refuses_in_the_words_that_the_documentation_has(
-    deployment: Stack, start_fake: StartFake
-) -> None:
-    start_fake()
-    deployment.wait_ready()
-    unknown = deployment.post("/v1/completions", {**ASK, "prompt": [20, 99999]})
-    assert (unknown.status_code, unknown.json()["message"]) == (400, "Invalid request")
-    unread = "Failed to deserialize the JSON body into the target type: "
-    for content, words in (
-        ('{"model": "tiny", "prompt": [20,', "EOF while parsing a value at line 1 column 32"),
-        ("hello", "expected value at line 1 column 1"),
-        ('{"model": "tiny", "prompt": [20, -1]}', "data did not match any variant of untagged enum Prompt"),
-    ):
-        answer = deployment.post("/v1/completions", content=content, headers=JSON)
-        assert answer.status_code == 400 and answer.json()["message"].startswith(unread + words)
-
-
-@pytest.mark.parametrize("flags", [(), ("--use-vllm-tokenizer",)], ids=["token mode", "text mode"])
-def test_frontend_knows_no_structural_tags(
-    deployment: Stack, start_fake: StartFake, flags: tuple[str, ...]
-) -> None:
-    """If this fails because a newer one does: docs/requests.md, and a test of the answer over HTTP."""
-    start_fake(*flags)
-    deployment.wait_ready()
-    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
-    chat = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-    for more, words in (
-        ({"response_format": tag}, "unknown variant `structural_tag`, expected one of `text`, `json_object`"),
-        ({"structured_outputs": {"structural_tag": tag}}, "Unsupported parameter(s): `structured_outputs`"),
-        ({"guided_structural_tag": tag}, "Unsupported parameter(s): `guided_structural_tag`"),
-        ({"nvext": {"guided_structural_tag": tag}}, "unknown field `guided_structural_tag`"),
-    ):
-        answer = deployment.post("/v1/chat/completions", {**chat, **more})
-        assert answer.status_code == 400 and words in answer.json()["message"]
-
-
-def test_unknown_rank_is_refused_by_name_on_the_request_plane(
-    deployment: Stack, start_fake: StartFake
-) -> None:
-    """Over HTTP the router's rank stands; another client of the runtime may send any."""
-    start_fake()
-    deployment.wait_ready()
-    request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2}}
-    bad, good = {**request, "routing": {"dp_rank": 7}}, {**request, "routing": {"dp_rank": 0}}
-    with plane(environment(deployment.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
-        refused, answered = (caller.call("backend.generate", asked) for asked in (bad, good))
-    assert "dp_rank: 7 is unknown" in refused["error"]
-    assert sum(len(chunk["token_ids"]) for chunk in answered["chunks"]) == 2
 
 
 def test_worker_is_not_ready_before_each_of_its_ranks_has_answered(
@@ -373,7 +313,7 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
     """Decode serves alone, uses a prefill worker while there is one, and goes on alone after it."""
     decode = start_fake(*PAIR, "decode")
     deployment.wait_ready()
-    alone = deployment.post("/v1/completions", ASK).json()
+    alone = text_of(deployment, "tiny")
     prefill = start_fake(*PAIR, "prefill")
     until("a ready prefill worker", prefill.is_ready)
     requests = "dynamo_component_requests_total"
@@ -383,7 +323,7 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
         if reply.status_code == 503:  # for a moment, while the frontend gets ready for the prefill worker
             return False
         answer = reply.json()
-        assert answer["choices"][0]["text"] == alone["choices"][0]["text"]
+        assert answer["choices"][0]["text"] == alone
         told = (answer.get("nvext") or {}).get("engine_data") or {}
         return bool(told.get("decode_cached_tokens") == 2)
 
@@ -391,7 +331,7 @@ def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: Start
     assert prefill.metric(requests) >= 1
     prefill.signal(signal.SIGTERM)
     assert prefill.process.wait(60) == 0
-    assert deployment.post("/v1/completions", ASK).json()["choices"][0]["text"] == alone["choices"][0]["text"]
+    assert text_of(deployment, "tiny") == alone
     assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0
 
 
@@ -412,10 +352,7 @@ def test_prompt_above_the_busy_threshold_is_529(tmp_path: Path, model: Path) -> 
     """What the docs say the frontend answers."""
     with stack(tmp_path) as made:
         made.start_frontend("--busy-prefill-tokens", "10")
-        spec = json.dumps({"vocab_size": 1000, "stall_on_token": 99})
-        made.start_worker(
-            "--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine", spec
-        )
+        made.start_worker(*fake(model, stall_on_token=99))
         made.wait_ready()
         body = {**ASK, "prompt": [99] * 200, "stream": True}
 
