@@ -39,6 +39,12 @@ class Running:
         """A new key and its secret."""
         return self.database.run_now(keys.create(name, **settings))
 
+    def secret(self, name: str = "somebody", **settings: Any) -> str:
+        """The secret of a new key that the gateway knows."""
+        _, made = self.key(name, **settings)
+        until("the key to be known", lambda: self.get("/v1/models", made).status_code != 401, every=0.05)
+        return made
+
     def ask(
         self,
         secret: str | None = FIXED,
@@ -51,10 +57,6 @@ class Running:
 
     def get(self, path: str, secret: str | None = FIXED) -> httpx.Response:
         return self.client.get(self.url + path, headers={} if secret is None else {"x-api-key": secret})
-
-    def until_known(self, secret: str) -> None:
-        """Wait until the gateway has looked up a new key."""
-        until("the key to be known", lambda: self.get("/v1/models", secret).status_code != 401, every=0.05)
 
     def envoy(self) -> psutil.Process:
         (found,) = [process for process in self.process.below() if process.name() == "envoy"]

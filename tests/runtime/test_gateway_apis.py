@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
-import select
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,30 +22,24 @@ from openai.types import Batch
 
 from dynamo_vllm.gateway.apis.transcription import FILE_BYTES
 from dynamo_vllm.gateway.store.keys import Limits, Scopes
-from dynamo_vllm.models.tiny import make_tiny_model
 from harness import processes
+from harness.controlled import HOSTS
 from harness.fuzz_bodies import OF_WORKERS
 from harness.fuzz_odd import as_json, mutated
 from harness.gateway_alone import FIXED, Running, in_front_of
-from harness.processes import Started
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 STALLS = "~"
 """A text that begins with it is never answered by a worker that stalls."""
 Body = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
 def start(made: Stack, model: Path, name: str, **spec: Any) -> Worker:
     """A worker with the fake engine; each model has its own component, as `serve` gives it."""
-    flags = ["--served-model-name", name, "--engine", "fake", "--fake-engine", json.dumps(spec)]
-    mode = ["--disaggregation-mode", "pooling"] if "pooling" in spec else []
-    return made.start_worker("--model", str(model), "--component", name, *flags, *mode)
+    mode = ("--disaggregation-mode", "pooling") if "pooling" in spec else ()
+    return made.start_worker(*fake(model, **spec), "--served-model-name", name, "--component", name, *mode)
 
 
 @pytest.fixture(scope="module")
@@ -70,28 +62,24 @@ def gate(running: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 @pytest.fixture(scope="module")
 def speech(running: Stack, gate: Running) -> Iterator[Path]:
     """The notes of a worker for speech, which the gateway knows."""
-    with transcriber(running, "whisper") as (notes, _):
+    with transcriber(running, "whisper") as notes:
         until("whisper", lambda: "whisper" in names(gate))
         yield notes
 
 
-class transcriber:
-    """A worker for speech while the context is open."""
-
-    def __init__(self, running: Stack, name: str) -> None:
-        number = len(list(running.folder.glob("speech*.log")))
-        self.notes = running.folder / f"speech{number}.notes"
-        words = [sys.executable, "-m", "harness.transcriber", name, str(self.notes)]
-        env = running.environment(PYTHONPATH=":".join(sys.path), DYN_TCP_MAX_MESSAGE_SIZE=str(64 << 20))
-        env |= dict.fromkeys(("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST"), "127.0.0.1")
-        self.process = processes.start(name, words, running.folder / f"speech{number}.log", env)
-
-    def __enter__(self) -> tuple[Path, Started]:
-        processes.wait_until("started", [self.process], lambda: "started" in noted(self.notes), 60)
-        return self.notes, self.process
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
+@contextlib.contextmanager
+def transcriber(running: Stack, name: str) -> Iterator[Path]:
+    """The notes of a worker for speech, which runs while the context is open."""
+    notes = running.folder / f"{name}.notes"
+    words = [sys.executable, "-m", "harness.transcriber", name, str(notes)]
+    env = running.environment(PYTHONPATH=":".join(sys.path), DYN_TCP_MAX_MESSAGE_SIZE=str(64 << 20))
+    env |= dict.fromkeys(HOSTS, "127.0.0.1")
+    process = processes.start(name, words, running.folder / f"{name}.log", env)
+    try:
+        processes.wait_until("started", [process], lambda: "started" in noted(notes), 60)
+        yield notes
+    finally:
+        process.kill()
 
 
 def noted(path: Path) -> str:
@@ -125,22 +113,14 @@ def booked(gate: Running, request_id: str) -> tuple[int, int] | None:
 # --- pairs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
-def test_ranking_has_the_shape_of_jina_and_vllm(gate: Running, path: str) -> None:
-    documents = ["xyz", "abc", {"text": "abx"}]
-    found = gate.ask(path=path, model="ranker", query="abc", documents=documents, top_n=2).json()
-    assert [(one["index"], one["document"]["text"]) for one in found["results"]] == [(1, "abc"), (2, "abx")]
-    assert found["results"][0]["relevance_score"] == 1.0
-    assert found["model"] == "ranker" and found["usage"]["total_tokens"] == 3 * 7
-
-
-def test_ranking_has_the_shape_of_cohere(gate: Running) -> None:
-    """What the library's ClientV2 sends."""
-    sent: Body = {"query": "abc", "documents": ["xyz", "abc"], "top_n": 1, "max_tokens_per_doc": 100}
-    headers = {"x-client-name": "me", "x-fern-language": "Python"}
-    found = gate.ask(path="/v2/rerank", headers=headers, model="ranker", **sent).json()
-    assert found["results"] == [{"index": 1, "relevance_score": 1.0}]
-    assert found["meta"]["tokens"]["input_tokens"] == 2 * 7 and found["id"]
+def test_ranking_has_three_paths(gate: Running) -> None:
+    """test_search.py asks as clients do."""
+    asked: Body = {"model": "ranker", "query": "abc", "documents": ["xyz", "abc", {"text": "abx"}]}
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        found = gate.ask(path=path, **asked, top_n=2).json()
+        assert [one["index"] for one in found["results"]] == [1, 2]
+        assert found["results"][0]["relevance_score"] == 1.0
+    assert found["meta"]["tokens"]["input_tokens"] == 3 * 7
 
 
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
@@ -155,18 +135,10 @@ def test_scores_are_in_order(gate: Running, path: str) -> None:
     ("path", "body", "status", "parameter"),
     [
         ("/v1/rerank", {"model": "ranker", "query": "a"}, 400, "documents"),
-        ("/v1/rerank", {"model": "ranker", "query": "a", "documents": ["a", ""]}, 400, "documents[1]"),
-        ("/v1/score", {"model": "ranker", "text_1": "a", "text_2": ["a", ""]}, 400, "text_2[1]"),
         ("/v1/score", {"model": "ranker", "text_1": "a" * 5000, "text_2": "a"}, 400, "text_2[0]"),
         ("/v1/score", {"model": "tiny", "text_1": "a", "text_2": "a"}, 400, "model"),
         ("/v1/score", {"model": "nobody", "text_1": "a", "text_2": "a"}, 404, "model"),
         ("/v2/embed", {"model": "embedder", "texts": ["a"], "output_dimension": 9}, 400, "dimensions"),
-        (
-            "/v1/embeddings",
-            {"model": "embedder", "input": "a", "truncate_prompt_tokens": 0},
-            400,
-            "truncate_prompt_tokens",
-        ),
     ],
 )
 def test_bad_request_is_refused_with_its_field(
@@ -186,7 +158,7 @@ def test_odd_bodies_are_answered(gate: Running) -> None:
     headers = {"x-api-key": FIXED, "content-type": "application/json"}
     odd: list[str] = []
 
-    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(ODD_BODIES)
     def each(asked: tuple[str, bytes]) -> None:
         path, body = asked
@@ -202,11 +174,11 @@ def test_odd_bodies_are_answered(gate: Running) -> None:
 
 
 def test_embeddings_are_the_same_in_every_way(gate: Running) -> None:
-    with openai.OpenAI(base_url=f"{gate.url}/v1", api_key=FIXED, max_retries=0, timeout=60) as client:
-        plain = client.embeddings.create(model="embedder", input=["abc"]).data[0].embedding
+    listed = gate.ask(path="/v1/embeddings", model="embedder", input=["abc"]).json()
     asked: Body = {"model": "embedder", "messages": [{"role": "user", "content": "abc"}]}
     chat = gate.ask(path="/v1/embeddings", **asked).json()
     cohere = gate.ask(path="/v2/embed", model="embedder", texts=["abc"], input_type="search_query").json()
+    plain = listed["data"][0]["embedding"]
     assert chat["data"][0]["embedding"] == plain == cohere["embeddings"]["float"][0]
     assert chat["usage"]["prompt_tokens"] == 3
 
@@ -243,9 +215,9 @@ def test_tokens_booked_are_those_of_the_answer(gate: Running, path: str, body: B
 
 
 def test_key_for_other_models_or_endpoints_is_refused(gate: Running) -> None:
-    _, secret = gate.key("scorer", scopes=Scopes(models=("ranker",), endpoints=("score", "rerank")))
+    secret = gate.secret("scorer", scopes=Scopes(models=("ranker",), endpoints=("score", "rerank")))
     scored: Body = {"model": "ranker", "text_1": "a", "text_2": "b"}
-    until("the key", lambda: gate.ask(secret, "/v1/score", **scored).status_code == 200)
+    assert gate.ask(secret, "/v1/score", **scored).status_code == 200
     assert gate.ask(secret, "/score", **{**scored, "model": "embedder"}).status_code == 403
     ranked: Body = {"model": "ranker", "query": "a", "documents": ["a"]}
     assert gate.ask(secret, "/v2/rerank", **ranked).status_code == 200
@@ -424,11 +396,6 @@ def upload(
         ({"temperature": "hot"}, 400, "temperature"),
         ({"temperature": "1.5"}, 400, "temperature"),
         ({"timestamp_granularities[]": "word"}, 400, "timestamp_granularities"),
-        (
-            {"timestamp_granularities[]": "letter", "response_format": "verbose_json"},
-            400,
-            "timestamp_granularities",
-        ),
         ({"prompt": "refuse"}, 400, "file"),
         ({"size": 0}, 400, "file"),
         ({"size": FILE_BYTES + 1}, 413, None),
@@ -452,49 +419,12 @@ def test_what_is_no_form_is_refused(gate: Running, speech: Path) -> None:
 
 
 def test_model_and_limits_of_a_key_hold_for_uploads(gate: Running, speech: Path) -> None:
-    _, other = gate.key("other", scopes=Scopes(models=("tiny",)))
-    _, few = gate.key("few", limits=Limits(requests_per_minute=1))
-    until("the keys", lambda: gate.get("/v1/models", few).status_code == 200)
+    other = gate.secret("other", scopes=Scopes(models=("tiny",)))
+    few = gate.secret("few", limits=Limits(requests_per_minute=1))
     refused = upload(gate, other)
     assert (refused.status_code, error(refused)["code"]) == (403, "model_not_allowed")
     assert upload(gate, few).headers["x-ratelimit-limit-requests"] == "1"
     assert upload(gate, few).status_code == 429
-
-
-@contextlib.contextmanager
-def begun_uploads(gate: Running, secret: str, count: int) -> Iterator[list[socket.socket]]:
-    """Forms that declare the largest file and do not come."""
-    url = httpx.URL(gate.url)
-    lines = [
-        *("POST /v1/audio/transcriptions HTTP/1.1", f"Host: {url.netloc.decode()}", f"X-Api-Key: {secret}"),
-        *("Content-Type: multipart/form-data; boundary=x", f"Content-Length: {FILE_BYTES}", "", "--x\r\n"),
-    ]
-    with contextlib.ExitStack() as opened:
-        begun = []
-        for _ in range(count):
-            begun.append(opened.enter_context(socket.create_connection((url.host, url.port), 60)))
-            begun[-1].sendall("\r\n".join(lines).encode())
-        yield begun
-
-
-def test_limits_of_a_key_hold_before_its_form_comes(gate: Running, speech: Path) -> None:
-    _, few = gate.key("slow-few", tenant="few", limits=Limits(requests_per_minute=1))
-    until("the key", lambda: gate.get("/v1/models", few).status_code == 200)
-    with begun_uploads(gate, few, 2) as begun:
-        answered, _, _ = select.select(begun, [], [], 60)
-        assert [connection.recv(12) for connection in answered] == [b"HTTP/1.1 429"]
-
-
-def test_forms_of_one_tenant_that_do_not_come_keep_no_other_out(gate: Running, speech: Path) -> None:
-    _, slow = gate.key("slow", tenant="slow")
-    _, other = gate.key("prompt", tenant="prompt")
-    until("the keys", lambda: gate.get("/v1/models", other).status_code == 200)
-    with begun_uploads(gate, slow, 100) as begun:
-        refused, _, _ = select.select(begun, [], [], 60)
-        assert {connection.recv(12) for connection in refused} == {b"HTTP/1.1 429"}
-        for _ in range(5):
-            answer = upload(gate, other, size=FILE_BYTES)
-            assert answer.status_code == 200, answer.text
 
 
 def test_worker_for_speech_knows_who_pays(gate: Running, speech: Path) -> None:

@@ -1,11 +1,11 @@
-"""The gateway's store in a real PostgreSQL, as in SQLite: with two gateways, and a server that goes away."""
+"""The gateway's store in a real PostgreSQL: with two gateways, and a server that goes away."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,7 +15,6 @@ from dynamo_vllm.gateway.database import Database, Transaction
 from dynamo_vllm.gateway.store import keys
 from dynamo_vllm.gateway.store.keys import Key, Limits, Tenant
 from dynamo_vllm.gateway.store.limits import Admitted
-from dynamo_vllm.gateway.store.records import Sums
 from harness import gateway_store
 from harness.gateway_store import DEFAULT, NOON, Store, record, used, with_limits
 from harness.servers import Server, postgres
@@ -30,21 +29,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def open_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Database]:
-    if request.param == "sqlite":
-        return lambda: gateway_store.opened(f"sqlite:///{tmp_path}/gateway.db")
-    server: Server = request.getfixturevalue("server")
-    database = gateway_store.opened(server.url)
-    database.run_now(lambda t: [t.execute(f"DROP TABLE {name}") for name in TABLES])
-    database.close()
-    return lambda: gateway_store.opened(server.url)
-
-
 class TestStore(gateway_store.TwoGateways):
+    """As tests/unit/gateway/store/test_store.py has it in SQLite."""
+
     @pytest.fixture
-    def open_database(self, open_database: Callable[[], Database]) -> Callable[[], Database]:
-        return open_database
+    def open_database(self, server: Server) -> Callable[[], Database]:
+        database = gateway_store.opened(server.url)
+        database.run_now(lambda t: [t.execute(f"DROP TABLE {name}") for name in TABLES])
+        database.close()
+        return lambda: gateway_store.opened(server.url)
 
     async def test_limit_holds_under_load_from_two_gateways(self, stores: tuple[Store, Store]) -> None:
         """Keys of two tenants in mixed order: no request too many, and no wait for a deadlock to be found."""
@@ -65,9 +58,9 @@ class TestStore(gateway_store.TwoGateways):
 
 
 async def test_work_goes_on_when_the_server_is_back(server: Server) -> None:
-    store = Store(gateway_store.opened(server.url))
     key = with_limits(tokens_per_minute=1000)
-    try:
+    with opened(server) as database:
+        store = Store(database)
         await store.database.run(keys.create("before"))
         admitted = [store.limiter.admit(f"again-{n}", key, DEFAULT, 10, now=NOON) for n in range(10)]
         counted = used(store.database).requests
@@ -77,52 +70,37 @@ async def test_work_goes_on_when_the_server_is_back(server: Server) -> None:
         assert all(isinstance(answer, Admitted) for answer in (await waiting)[:-1])
         assert used(store.database).requests == counted + 1
         assert await store.ring.refresh()
-    finally:
-        store.database.close()
 
 
-async def test_second_gateway_counts_while_the_first_one_restarts(server: Server) -> None:
-    one, other = Store(gateway_store.opened(server.url), "g1"), Store(gateway_store.opened(server.url), "g2")
-    before = used(other.database)
-    await one.ledger.settle([record("restarted", outcome="moved")])
-    one.database.close()
-    await other.ledger.settle([record("restarted", prompt=15, completion=5)])
-    after = used(other.database)
-    other.database.close()
-    assert after.minus(before) == Sums(1, 10, 0, 10)
+@contextlib.contextmanager
+def opened(server: Server) -> Iterator[Database]:
+    with contextlib.closing(gateway_store.opened(server.url)) as database:
+        yield database
 
 
 async def test_a_server_process_that_hangs_is_left(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped backend accepts everything and answers nothing; its kernel confirms each packet."""
     monkeypatch.setattr("dynamo_vllm.gateway.database.HANG_SECONDS", 0.5)
-    database = gateway_store.opened(server.url)
-    try:
+    with opened(server) as database, contextlib.ExitStack() as ends:
         row = await database.run(lambda t: t.one("SELECT pg_backend_pid()"))
         assert row is not None
         backend = psutil.Process(int(row[0]))
         backend.suspend()
-        try:
-            async with asyncio.timeout(120):
-                assert await database.run(lambda t: t.one("SELECT 7")) == (7,)
-        finally:
-            backend.resume()
-    finally:
-        database.close()
+        ends.callback(backend.resume)
+        async with asyncio.timeout(120):
+            assert await database.run(lambda t: t.one("SELECT 7")) == (7,)
 
 
 async def test_a_statement_that_takes_too_long_fails_alone(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_vllm.gateway.connections.STATEMENT_SECONDS", 0.3)
-    database = gateway_store.opened(server.url)
-    try:
+    with opened(server) as database:
         slow = database.run(lambda t: t.one("SELECT pg_sleep(60)"))
         others = [database.run(lambda t: t.one("SELECT 7")) for _ in range(3)]
         async with asyncio.timeout(120):
             first, *rest = await asyncio.gather(slow, *others, return_exceptions=True)
         assert "statement timeout" in str(first) and rest == [(7,)] * 3
-    finally:
-        database.close()
 
 
 async def test_another_gateway_that_stops_in_a_transaction_does_not_lock_out_the_rest(
@@ -130,22 +108,17 @@ async def test_another_gateway_that_stops_in_a_transaction_does_not_lock_out_the
 ) -> None:
     monkeypatch.setattr("dynamo_vllm.gateway.connections.HANG_SECONDS", 0.5)
     monkeypatch.setattr("dynamo_vllm.gateway.connections.STATEMENT_SECONDS", 0.3)
-    stuck, other = gateway_store.opened(server.url), gateway_store.opened(server.url)
-    may_end = threading.Event()
-    try:
-        holding = threading.Event()
+    holding, may_end = threading.Event(), threading.Event()
 
-        def stop(t: Transaction) -> None:
-            holding.set()
-            may_end.wait(120)
+    def stop(_: Transaction) -> None:
+        holding.set()
+        may_end.wait(120)
 
+    with opened(server) as stuck, opened(server) as other, contextlib.ExitStack() as ends:
+        ends.callback(may_end.set)
         task = asyncio.ensure_future(stuck.run(stop, exclusive=True))
         await asyncio.to_thread(holding.wait, 60)
         async with asyncio.timeout(120):
             assert await other.run(lambda t: t.one("SELECT 7"), exclusive=True) == (7,)
         may_end.set()
         await asyncio.gather(task, return_exceptions=True)
-    finally:
-        may_end.set()
-        stuck.close()
-        other.close()

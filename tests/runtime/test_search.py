@@ -1,38 +1,58 @@
-"""A chat, an embedding and a rerank model in one `serve`, which starts a gateway for them by itself."""
+"""A chat, an embedding and a rerank model in one `serve`, which starts a gateway for them by itself.
+
+Client libraries of docs/search.md: what each sends, and those of OpenAI and Cohere themselves.
+"""
 
 from __future__ import annotations
 
+import base64
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cohere
 import httpx
+import numpy as np
 import openai
 import pytest
 
-from harness.processes import COMMAND
+from harness import commands
 from harness.served import Serving, own_environment, served
 from harness.several_kinds import groups, sound
 
-pytestmark = pytest.mark.more
+NUMBERS = 997
+"""Of an embedding of the fake engine."""
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of other people's packages
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = tmp_path_factory.mktemp("search")
-    file = groups(folder, "chat", "vectors", "ranker", "hears")
-    with served(folder, "--config", str(file)) as made:
+    with served(folder, "--config", str(groups(folder, "chat", "vectors", "ranker", "hears"))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(running: Serving) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as made:
         yield made
 
 
 def command(running: Serving, *words: str) -> subprocess.CompletedProcess[str]:
-    env = own_environment(running.output.parent)
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=env, timeout=120)
+    return commands.run(own_environment(running.output.parent), *words, seconds=120)
 
 
-def post(running: Serving, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{running.url}{path}", json=body, timeout=30)
+def reply_to(running: Serving, path: str, **body: Any) -> httpx.Response:
+    headers = {"authorization": "Bearer anything"}
+    return httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=30)
+
+
+def post(running: Serving, path: str, **body: Any) -> Any:
+    reply = reply_to(running, path, **body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
 
 
 def test_gateway_without_keys_is_started_and_said(running: Serving) -> None:
@@ -43,40 +63,96 @@ def test_gateway_without_keys_is_started_and_said(running: Serving) -> None:
 
 def test_every_model_says_what_it_is_for(running: Serving) -> None:
     listed = httpx.get(f"{running.url}/v1/models", timeout=30).json()["data"]
-    assert {one["id"]: one["kind"] for one in listed} == {
-        "chat": "generate",
-        "vectors": "pooling",
-        "ranker": "pooling",
-        "hears": "transcription",
-    }
+    kinds = {"chat": "generate", "vectors": "pooling", "ranker": "pooling", "hears": "transcription"}
+    assert {one["id"]: one["kind"] for one in listed} == kinds
 
 
-def test_apis_of_the_gateway_need_no_key(running: Serving) -> None:
-    ranked = post(running, "/v1/rerank", model="ranker", query="abc", documents=["xyz", "abc"])
-    assert [one["index"] for one in ranked.json()["results"]] == [1, 0]
-    scored = post(running, "/v1/score", model="ranker", text_1="abc", text_2=["abc", "xyz"])
-    assert scored.json()["data"][0]["score"] > scored.json()["data"][1]["score"]
-
-
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer anything"}])
-def test_apis_of_the_frontend_go_on_as_before(running: Serving, headers: dict[str, str]) -> None:
-    body = {"model": "chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-    reply = httpx.post(f"{running.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
-    assert reply.json()["choices"][0]["message"]["content"]
+def test_apis_of_the_frontend_go_on_as_before(running: Serving) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    reply = post(running, "/v1/chat/completions", model="chat", messages=messages, max_tokens=3)
+    assert reply["choices"][0]["message"]["content"]
     for path in ("/metrics", "/instances", "/health"):
         assert httpx.get(running.url + path, timeout=30).status_code == 200
 
 
-def test_speech_is_written_down(running: Serving) -> None:
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none") as client:
-        found = client.audio.transcriptions.create(model="hears", file=("a.wav", sound()))
-    assert found.text
+# --- what client libraries send ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["a", ["a", "b"]])
+def test_openai_and_langchain_and_llamaindex_ask_for_base64(running: Serving, given: Any) -> None:
+    """langchain-openai 1.7 with check_embedding_ctx_length=False, llama-index-embeddings-openai(-like)."""
+    found = post(running, "/v1/embeddings", model="vectors", input=given, encoding_format="base64")["data"]
+    as_floats = post(running, "/v1/embeddings", model="vectors", input=given)["data"]  # so does Open WebUI
+    assert [one["index"] for one in found] == list(range(len(given)))
+    for packed, plain in zip(found, as_floats, strict=True):
+        numbers = struct.unpack(f"<{NUMBERS}f", base64.b64decode(packed["embedding"]))
+        assert numbers == pytest.approx(plain["embedding"])
+
+
+def test_langchain_asks_with_tokens_of_another_model_by_default(running: Serving) -> None:
+    """Without check_embedding_ctx_length=False it sends ids of OpenAI's vocabulary."""
+    reply = reply_to(running, "/v1/embeddings", model="vectors", input=[[15339, 1917]])
+    assert reply.status_code == 400 and "is not in the vocabulary" in reply.text
+
+
+def test_openai_library_gets_shorter_vectors(client: openai.OpenAI) -> None:
+    whole = client.embeddings.create(model="vectors", input=["a", "b"])
+    short = client.embeddings.create(model="vectors", input="a", dimensions=16)
+    assert [len(one.embedding) for one in (*whole.data, *short.data)] == [NUMBERS, NUMBERS, 16]
+
+
+@pytest.mark.parametrize("more", [{"top_n": 1}, {"top_n": 2}])
+def test_jinas_clients_and_openwebui_rank(running: Serving, more: dict[str, Any]) -> None:
+    """JinaRerank of LangChain and of LlamaIndex; RAG_EXTERNAL_RERANKER_URL of Open WebUI."""
+    asked = {"model": "ranker", "query": "abc", "documents": ["xyz", "abc"], **more}
+    found = post(running, "/v1/rerank", **asked)["results"]
+    assert len(found) == more["top_n"] and found[0]["index"] == 1 and found[0]["relevance_score"] == 1.0
+
+
+def test_cohere_ranks_and_embeds(running: Serving) -> None:
+    with httpx.Client() as http:  # Cohere's own stays open
+        cohere_client = cohere.ClientV2(api_key="none", base_url=running.url, httpx_client=http)
+        ranked = cohere_client.rerank(model="ranker", query="abc", documents=["xyz", "abc"], top_n=1)
+        assert [item.index for item in ranked.results] == [1]
+        embedded = cohere_client.embed(
+            texts=["a", "b"], model="vectors", input_type="search_query", embedding_types=["float"]
+        )
+    assert [len(vector) for vector in embedded.embeddings.float_ or ()] == [NUMBERS] * 2
+    asked: dict[str, Any] = {"model": "ranker", "query": "abc", "documents": ["xyz", "abc"], "top_n": 1}
+    found = post(running, "/v2/rerank", **asked, max_tokens_per_doc=None)  # as LangChain's sends it
+    assert found["results"] == [{"index": 1, "relevance_score": 1.0}]
+
+
+@pytest.mark.parametrize("shape", ["json", "srt"])
+def test_openai_library_transcribes(client: openai.OpenAI, shape: Any) -> None:
+    create = client.audio.transcriptions.create
+    found: Any = create(model="hears", file=("a.wav", sound()), response_format=shape)
+    assert found if isinstance(found, str) else found.text
+
+
+def test_vectors_in_a_file_find_a_text(client: openai.OpenAI, tmp_path: Path) -> None:
+    """As docs/search.md writes it."""
+    texts = ["cats and dogs", "ships at sea", "trees in a wood"]
+
+    def embed(some: list[str]) -> Any:
+        found = client.embeddings.create(model="vectors", input=some).data
+        made = np.asarray([one.embedding for one in found], np.float32)
+        return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+    np.savez(tmp_path / "store.npz", texts=texts, vectors=embed(texts))
+    store = np.load(tmp_path / "store.npz")
+    scores = store["vectors"] @ embed(["a ship on the sea"])[0]
+    assert store["texts"][int(scores.argmax())] == "ships at sea"
+
+
+# --- commands ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_booked_for_nobody(running: Serving) -> None:
     assert not list(running.output.parent.rglob("*.usage"))
 
 
+@pytest.mark.more
 def test_search_asks_all_three(running: Serving, tmp_path: Path) -> None:
     (tmp_path / "adapters.md").write_text("# LoRA adapters\n\nAn adapter is loaded at run time.\n")
     (tmp_path / "sea.md").write_text("# Zulu\n\nJumpy vex, fuzzy pub!\n")
@@ -86,6 +162,7 @@ def test_search_asks_all_three(running: Serving, tmp_path: Path) -> None:
     assert "embeddings by vectors, reranking by ranker" in found.stdout and "\nchat: " in found.stdout
 
 
+@pytest.mark.more
 def test_commands_of_this_machine_find_the_gateway(running: Serving) -> None:
     shown = command(running, "status")
     assert running.url in shown.stdout and shown.stdout.count("pooling") == 2
@@ -95,6 +172,7 @@ def test_commands_of_this_machine_find_the_gateway(running: Serving) -> None:
     assert command(running, "chat", "--message", "Hello").stdout.strip()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -108,21 +186,23 @@ def test_check_proves_models_that_do_not_generate(running: Serving, name: str, w
     assert found.returncode == 0 and words in found.stdout, found.stdout
 
 
+@pytest.mark.more
 def test_gateway_can_be_left_out(tmp_path: Path) -> None:
     file = groups(tmp_path, "vectors", "ranker")
     with served(tmp_path, "--config", str(file), "--no-gateway") as made:
         assert "envoy: " not in made.process.written()
         ranked = post(made, "/v1/rerank", model="ranker", query="abc", documents=["xyz", "abc"])
-        assert [one["index"] for one in ranked.json()] == [1, 0]  # the frontend's own shape
+        assert [one["index"] for one in ranked] == [1, 0]  # the frontend's own shape
         found = command(made, "check", "--live", made.url, "--model", "ranker")
         assert "a ranking from /v1/rerank" in found.stdout
         assert made.stop() == []
 
 
+@pytest.mark.more
 def test_without_envoy_everything_else_is_served(tmp_path: Path) -> None:
     file = groups(tmp_path, "vectors", "ranker")
     env = {**own_environment(tmp_path), "DYN_VLLM_ENVOY": "/no/such/envoy"}
     with served(tmp_path, "--config", str(file), env=env) as made:
         (line,) = [line for line in made.process.written().splitlines() if "need the gateway" in line]
         assert line.startswith("ranker: /v1/score")
-        assert post(made, "/v1/embeddings", model="vectors", input="a").status_code == 200
+        assert post(made, "/v1/embeddings", model="vectors", input="a")["data"]
