@@ -69,18 +69,6 @@ def test_streamed_thoughts_and_text_are_blocks_of_their_own(of_anthropic: anthro
     assert numbers == sorted(numbers), "one block ends before the next begins"
 
 
-def test_thoughts_can_be_sent_back(of_anthropic: anthropic.Anthropic) -> None:
-    """As agents do, with the signature that they got."""
-    first = of_anthropic.messages.create(**asked(SUM))
-    kept = [block.model_dump(include={"type", "thinking", "signature", "text"}) for block in first.content]
-    talk = [
-        {"role": "user", "content": SUM},
-        {"role": "assistant", "content": kept},
-        {"role": "user", "content": "What is 2 + 3?"},
-    ]
-    assert of_anthropic.messages.create(**asked(talk)).usage.output_tokens > 0
-
-
 def test_tool_is_called_and_its_result_is_used(of_anthropic: anthropic.Anthropic) -> None:
     found = of_anthropic.messages.create(**asked(WEATHER, tools=[TOOL]))
     assert (calls(found), found.stop_reason) == ([("get_weather", {"city": "Zurich"})], "tool_use")
@@ -95,23 +83,12 @@ def test_tool_is_called_and_its_result_is_used(of_anthropic: anthropic.Anthropic
     assert said.type == "text" and "Zurich" in said.text and "7" in said.text
 
 
-def test_streamed_call_has_its_input_in_parts_of_json(of_anthropic: anthropic.Anthropic) -> None:
-    with of_anthropic.messages.stream(**asked(WEATHER, tools=[TOOL])) as stream:
+def test_two_tools_are_called_at_once(of_anthropic: anthropic.Anthropic) -> None:
+    with of_anthropic.messages.stream(**asked(TWO_CITIES, tools=[TOOL])) as stream:
         kinds = {event.delta.type for event in stream if event.type == "content_block_delta"}
-        final = stream.get_final_message()
-    assert kinds == {"input_json_delta"}
-    assert (calls(final), final.stop_reason) == ([("get_weather", {"city": "Zurich"})], "tool_use")
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_two_tools_are_called_at_once(of_anthropic: anthropic.Anthropic, streams: bool) -> None:
-    body = asked(TWO_CITIES, tools=[TOOL])
-    if streams:
-        with of_anthropic.messages.stream(**body) as stream:
-            found: Any = stream.get_final_message()
-    else:
-        found = of_anthropic.messages.create(**body)
+        found: Any = stream.get_final_message()
     assert calls(found) == [("get_weather", {"city": city}) for city in ("Zurich", "Paris")]
+    assert (kinds, found.stop_reason) == ({"input_json_delta"}, "tool_use")
     assert len({block.id for block in found.content if block.type == "tool_use"}) == 2
 
 
@@ -138,12 +115,6 @@ def chat(client: openai.OpenAI, text: str, **more: Any) -> Any:
     tools = [{"type": "function", "function": FUNCTION}]
     create: Any = client.chat.completions.create
     return create(**asked(text, tools=tools, **more))
-
-
-def test_openai_calls_two_tools_at_once(of_openai: openai.OpenAI) -> None:
-    choice = chat(of_openai, TWO_CITIES).choices[0]
-    found = [json.loads(call.function.arguments)["city"] for call in choice.message.tool_calls]
-    assert (found, choice.finish_reason) == (["Zurich", "Paris"], "tool_calls")
 
 
 def test_openai_streams_two_calls(of_openai: openai.OpenAI) -> None:

@@ -7,7 +7,6 @@ status that it must get.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -234,138 +233,95 @@ ODD_TOOLS: dict[str, Json] = {
 
 
 def messages_requests() -> list[AgentRequest]:
-    def of(name: str, body: Json, status: int = 200, says: str = "", path: str = MESSAGES) -> AgentRequest:
-        return AgentRequest(f"messages: {name}", path, body, status, says, ANTHROPIC_HEADERS)
-
     document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "hello"}}
-    pdf = {
-        "type": "document",
-        "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQ="},
-    }
-    found: Json = {
-        "type": "search_result",
-        "source": "https://example.com",
-        "title": "A page",
-        "content": [text("hello")],
-        "citations": {"enabled": True},
-    }
+    found: Json = {"type": "search_result", "source": "https://example.com", "title": "A page"}
+    found |= {"content": [text("hello")], "citations": {"enabled": True}}
     tool_reference = {"type": "tool_reference", "tool_name": "Tool1"}
     counted = {k: v for k, v in coding_turn().items() if k not in ("stream", "max_tokens", "temperature")}
     one_tool = anthropic_tools(1)
-    return [
-        of("a turn of a coding agent", coding_turn()),
-        of("the same, not streamed", coding_turn(stream=False)),
-        of("tokens of such a turn", counted, path=COUNT),
-        of("a probe with one token", messages(user("quota"), max_tokens=1, metadata={"user_id": "u"})),
-        of("200 turns", long_talk()),
-        of("thoughts in history", messages(user("a"), assistant(thought(), text("b")), user("c"))),
-        of(
-            "redacted thoughts",
-            messages(
-                user("a"), assistant({"type": "redacted_thinking", "data": "eA=="}, text("b")), user("c")
-            ),
+    redacted = {"type": "redacted_thinking", "data": "eA=="}
+    edits = [
+        {"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 30000}},
+        {"type": "clear_thinking_20251015", "keep": "all"},
+    ]
+    rich_tool = {**one_tool[0], "input_schema": strict_schema(), "type": "custom", "strict": True}
+    rich_tool |= {"defer_loading": True, "eager_input_streaming": True, "allowed_callers": ["direct"]}
+    thoughts_between_calls = (
+        *(user("a"), assistant(redacted, text("b")), user("c")),
+        *(assistant(thought(), tool_use(1)), user(tool_result(1, ""))),
+        *(assistant(thought(), text(""), tool_use(2)), user(tool_result(2, **CACHED))),
+    )
+    answered: dict[str, Json] = {
+        "a turn of a coding agent": coding_turn(),
+        "the same, not streamed": coding_turn(stream=False),
+        "a probe with one token": messages(user("quota"), max_tokens=1, metadata={"user_id": "u"}),
+        "200 turns": long_talk(),
+        "thoughts between calls": messages(*thoughts_between_calls, tools=anthropic_tools(3)),
+        "thinking adaptive": messages(thinking={"type": "adaptive"}, output_config={"effort": "high"}),
+        "thinking disabled": messages(thinking={"type": "disabled"}, system="Be short."),
+        "result without content": messages(
+            *CALLED[:2], user({"type": "tool_result", "tool_use_id": "toolu_1"}, tool_result(2, []))
         ),
-        of(
-            "thoughts between calls",
-            messages(
-                user("a"),
-                assistant(thought(), tool_use(1)),
-                user(tool_result(1)),
-                assistant(thought(), tool_use(2)),
-                user(tool_result(2)),
-                tools=anthropic_tools(3),
-            ),
+        "system message within": messages(
+            user("a"), {"role": "system", "content": "Be short."}, user("b"), system=[]
         ),
-        of("thinking adaptive", messages(thinking={"type": "adaptive"}, output_config={"effort": "high"})),
-        of("thinking disabled", messages(thinking={"type": "disabled"})),
-        of(
-            "result without content",
-            messages(*CALLED[:2], user({"type": "tool_result", "tool_use_id": "toolu_1"})),
+        "answer begun by the client": messages(user("a"), user("b"), assistant("The answer is")),
+        "settings": messages(
+            stop_sequences=["\n\nHuman:", "</done>"],
+            service_tier="auto",
+            inference_geo="us",
+            top_k=5,
+            top_p=0.9,
+            temperature=0.1,
+            mcp_servers=[],
+            container=None,
+            tools=[],
+            speed="fast",
+            cache_control={"type": "ephemeral"},
+            context_management={"edits": edits},
+            unknown_field={"a": 1},
         ),
-        of("empty result", messages(*CALLED[:2], user(tool_result(1, ""), tool_result(2, [])))),
-        of(
-            "empty text beside a call",
-            messages(user("a"), assistant(text(""), tool_use(1)), user(tool_result(1))),
-        ),
-        of("cached result", messages(*CALLED[:2], user(tool_result(1, **CACHED), tool_result(2, **CACHED)))),
-        of(
-            "picture in a result",
+        "output as JSON": messages(output_config={"format": {"type": "json_schema", "schema": schema(1)}}),
+        "tool with more fields": messages(tools=[rich_tool]),
+    }
+    for kind in ("auto", "any", "none", "tool"):
+        choice: Json = {"type": kind, **({"name": "Tool0"} if kind == "tool" else {})}
+        answered[f"choice {kind}"] = messages(tools=one_tool, tool_choice=choice)
+    refused: dict[str, tuple[Json, str]] = {
+        "picture in a result": (
             messages(*CALLED[:2], user(tool_result(1, [text("shot"), image()]))),
-            400,
             "takes text only",
         ),
-        of("picture of the user", messages(user(text("what is it"), image())), 400, "takes text only"),
-        of("document as text", messages(user(document, text("sum up"))), 400, '"document" is not supported'),
-        of("document as PDF", messages(user(pdf, text("sum up"))), 400, '"document" is not supported'),
-        of("search result", messages(user(found, text("sum up"))), 400, '"search_result" is not supported'),
-        of(
-            "reference to a tool",
+        "picture of the user": (messages(user(text("what is it"), image())), "takes text only"),
+        "document": (messages(user(document, text("sum up"))), '"document" is not supported'),
+        "search result": (messages(user(found, text("sum up"))), '"search_result" is not supported'),
+        "reference to a tool": (
             messages(*CALLED[:2], user(tool_result(1, [tool_reference]))),
-            400,
             "only text and image are supported",
         ),
-        of("system as text", messages(system="Be short.")),
-        of("empty system", messages(system=[])),
-        of(
-            "system message within",
-            messages(user("a"), {"role": "system", "content": "Be short."}, user("b")),
-        ),
-        of("answer begun by the client", messages(user("a"), assistant("The answer is"))),
-        of("two users in a row", messages(user("a"), user("b"))),
-        of("stop sequences", messages(stop_sequences=["\n\nHuman:", "</done>"])),
-        of("many stop sequences", messages(stop_sequences=[f"</{n}>" for n in range(8)]), 400, "at most 4"),
-        of("service tier", messages(service_tier="auto", inference_geo="us")),
-        of("top_k and top_p", messages(top_k=5, top_p=0.9, temperature=0.1)),
-        of(
-            "context management",
-            messages(
-                context_management={
-                    "edits": [
-                        {
-                            "type": "clear_tool_uses_20250919",
-                            "trigger": {"type": "input_tokens", "value": 30000},
-                            "keep": {"type": "tool_uses", "value": 3},
-                        },
-                        {"type": "clear_thinking_20251015", "keep": "all"},
-                    ]
-                }
-            ),
-        ),
-        of("servers and container", messages(mcp_servers=[], container=None)),
-        of(
-            "output as JSON", messages(output_config={"format": {"type": "json_schema", "schema": schema(1)}})
-        ),
-        of("cache control of the whole", messages(cache_control={"type": "ephemeral"})),
-        of("choice auto", messages(tools=one_tool, tool_choice={"type": "auto"})),
-        of(
-            "choice any",
-            messages(tools=one_tool, tool_choice={"type": "any", "disable_parallel_tool_use": True}),
-        ),
-        of("choice of a tool", messages(tools=one_tool, tool_choice={"type": "tool", "name": "Tool0"})),
-        of("choice none", messages(tools=one_tool, tool_choice={"type": "none"})),
-        of("tools empty", messages(tools=[])),
-        of(
-            "tool with more fields",
-            messages(
-                tools=[
-                    {
-                        **one_tool[0],
-                        "input_schema": strict_schema(),
-                        "type": "custom",
-                        "strict": True,
-                        "defer_loading": True,
-                        "eager_input_streaming": True,
-                        "input_examples": [{"file_path": "a"}],
-                        "allowed_callers": ["direct"],
-                    }
-                ]
-            ),
-        ),
-        *(
-            of(f"tool of the server: {name}", messages(tools=[tool, *one_tool]), 400, "is not supported")
+        "many stop sequences": (messages(stop_sequences=[f"</{n}>" for n in range(8)]), "at most 4"),
+        **{
+            f"tool of the server: {name}": (messages(tools=[tool, *one_tool]), "is not supported")
             for name, tool in ODD_TOOLS.items()
+        },
+    }
+    of_counting = AgentRequest("messages: tokens of a turn", COUNT, counted, headers=ANTHROPIC_HEADERS)
+    return [of_counting, *of_path(MESSAGES, answered, refused, ANTHROPIC_HEADERS)]
+
+
+def of_path(
+    path: str,
+    answered: dict[str, Json],
+    refused: dict[str, tuple[Json, str]],
+    headers: dict[str, str] | None = None,
+) -> list[AgentRequest]:
+    kind, sent = path.rpartition("/v1/")[2].partition("/")[0], headers or {}
+    return [
+        *(AgentRequest(f"{kind}: {name}", path, body, headers=sent) for name, body in answered.items()),
+        *(
+            AgentRequest(f"{kind}: {name}", path, body, 400, says, sent)
+            for name, (body, says) in refused.items()
         ),
-        of("fields of tomorrow", messages(speed="fast", unknown_field={"a": 1})),
     ]
 
 
@@ -446,16 +402,6 @@ def long_session(turns: int = 200) -> Json:
 
 
 def responses_requests() -> list[AgentRequest]:
-    def of(name: str, body: Json, status: int = 200, says: str = "") -> AgentRequest:
-        return AgentRequest(
-            f"responses: {name}",
-            RESPONSES,
-            body,
-            status,
-            says,
-            {"originator": "coding_agent_cli", "session_id": "0199a213"},
-        )
-
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
     custom = {"type": "custom", "name": "apply_patch", "description": "Patch.", "format": grammar}
     custom_turn = (
@@ -463,174 +409,80 @@ def responses_requests() -> list[AgentRequest]:
         {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin", "call_id": "call_9"},
         {"type": "custom_tool_call_output", "call_id": "call_9", "output": "ok"},
     )
-    shell_turn = (
-        item("user", "a"),
-        {
-            "type": "local_shell_call",
-            "call_id": "call_8",
-            "status": "completed",
-            "action": {"type": "exec", "command": ["ls"], "timeout_ms": 10, "env": {}},
-        },
-        function_output(8),
-    )
+    action = {"type": "exec", "command": ["ls"], "timeout_ms": 10, "env": {}}
+    shell_call = {"type": "local_shell_call", "call_id": "call_8", "status": "completed", "action": action}
     seen = {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}", "detail": "auto"}
-    return [
-        of("a turn of a coding agent", codex_turn()),
-        of("the same, not streamed", codex_turn(stream=False)),
-        of("200 turns", long_session()),
-        of("text as input", {"model": MODEL, "input": "hello", "max_output_tokens": 8}),
-        of("short messages without type", responses({"role": "user", "content": "hello"})),
-        of(
-            "answer with id and status",
-            responses(
-                item("user", "a"),
-                {**item("assistant", "b"), "id": "msg_1", "status": "completed"},
-                item("user", "c"),
-            ),
+    nothing = dict.fromkeys(
+        ("instructions", "reasoning", "tools", "text", "temperature", "top_p", "previous_response_id")
+    )
+    without_id = {k: v for k, v in reasoning().items() if k != "id"}
+    called = (item("user", "a"), {**function_call(1), "id": "fc_1", "status": "completed"})
+    search = {"type": "search", "query": "x"}
+    history = (
+        *({"role": "user", "content": "hello"}, reasoning(), item("assistant", "b"), item("user", "c")),
+        *(without_id, {**item("assistant", "b"), "id": "msg_1", "status": "completed"}, item("user", "d")),
+        *({"type": "reasoning", "id": "rs_1", "encrypted_content": "eA=="}, item("user", "e")),
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": search},
+        *({**item("assistant", "b"), "phase": "commentary"}, item("user", "f")),
+        *({"type": "compaction", "encrypted_content": "eA=="}, item("user", "g")),
+    )
+    output_format = {"type": "json_schema", "name": "a", "strict": True, "schema": schema(1)}
+    in_namespace = {"type": "namespace", "name": "mcp", "description": "x", "tools": responses_tools(1)}
+    answered: dict[str, Json] = {
+        "a turn of a coding agent": codex_turn(),
+        "the same, not streamed": codex_turn(stream=False),
+        "200 turns": long_session(),
+        "text as input": {"model": MODEL, "input": "hello", "max_output_tokens": 8},
+        "history of all kinds": responses(*history),
+        "output as list": responses(
+            *called, function_output(1, [{"type": "input_text", "text": "x"}]), tools=responses_tools(3)
         ),
-        of(
-            "answer with a phase",
-            responses(
-                item("user", "a"), {**item("assistant", "b"), "phase": "commentary"}, item("user", "c")
-            ),
+        "tools in a namespace": responses(tools=[in_namespace]),
+        "choice required": responses(tools=responses_tools(1), tool_choice="required"),
+        "choice of a tool": responses(
+            tools=responses_tools(1), tool_choice={"type": "function", "name": "tool_0"}
         ),
-        of(
-            "reasoning alone",
-            responses(item("user", "a"), reasoning(), item("assistant", "b"), item("user", "c")),
+        "choice none": responses(tools=responses_tools(1), tool_choice="none", parallel_tool_calls=False),
+        "answer as JSON": responses(text={"format": output_format, "verbosity": "medium"}),
+        "settings": responses(
+            client_metadata={"x": "y"},
+            metadata={"a": "b"},
+            user="u",
+            safety_identifier="s",
+            reasoning={"effort": "xhigh", "summary": "detailed"},
+            service_tier="priority",
+            prompt_cache_retention="24h",
+            prompt_cache_key="k",
+            truncation="auto",
+            top_logprobs=0,
         ),
-        of(
-            "reasoning without id",
-            responses(
-                item("user", "a"),
-                {k: v for k, v in reasoning().items() if k != "id"},
-                item("assistant", "b"),
-                item("user", "c"),
-            ),
-        ),
-        of(
-            "reasoning without summary",
-            responses(
-                item("user", "a"),
-                {"type": "reasoning", "id": "rs_1", "encrypted_content": "eA=="},
-                item("user", "c"),
-            ),
-        ),
-        of(
-            "call with id and status",
-            responses(
-                item("user", "a"),
-                {**function_call(1), "id": "fc_1", "status": "completed"},
-                function_output(1),
-                tools=responses_tools(3),
-            ),
-        ),
-        of(
-            "output as list",
-            responses(
-                item("user", "a"),
-                function_call(1),
-                function_output(1, [{"type": "input_text", "text": "x"}]),
-                tools=responses_tools(3),
-            ),
-        ),
-        of(
-            "picture as output",
-            responses(
-                item("user", "a"), function_call(1), function_output(1, [seen]), tools=responses_tools(3)
-            ),
-            400,
-            "takes text only",
-        ),
-        of(
-            "picture of the user",
-            responses(
-                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, seen]}
-            ),
-            400,
-            "takes text only",
-        ),
-        of("custom tool", responses(tools=[custom]), 400, "only function tools"),
-        of(
-            "custom tool beside functions",
+        "effort none": responses(reasoning={"effort": "none"}),
+        "nulls": responses(**nothing, metadata=None, include=None),
+    }
+    shown = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, seen]}
+    refused: dict[str, tuple[Json, str]] = {
+        "picture as output": (responses(*called, function_output(1, [seen])), "takes text only"),
+        "picture of the user": (responses(shown), "takes text only"),
+        "custom tool beside functions": (
             responses(tools=[*responses_tools(1), custom]),
-            400,
             "only function tools",
         ),
-        of("custom call in history", responses(*custom_turn, tools=[custom]), 400, "Failed to deserialize"),
-        of(
-            "local shell",
-            responses(*shell_turn, tools=[{"type": "local_shell"}]),
-            400,
+        "custom call in history": (responses(*custom_turn, tools=[custom]), "Failed to deserialize"),
+        "local shell": (
+            responses(item("user", "a"), shell_call, function_output(8), tools=[{"type": "local_shell"}]),
             "Failed to deserialize",
         ),
-        of(
-            "web search",
+        "web search": (
             responses(tools=[{"type": "web_search", "external_web_access": False}]),
-            400,
             "only function tools",
         ),
-        of(
-            "web search in history",
-            responses(
-                item("user", "a"),
-                {
-                    "type": "web_search_call",
-                    "id": "ws_1",
-                    "status": "completed",
-                    "action": {"type": "search", "query": "x"},
-                },
-                item("user", "b"),
-            ),
+    }
+    limited = responses(max_tool_calls=3)
+    return [
+        AgentRequest(
+            "responses: limit of calls", RESPONSES, limited, 501, "`max_tool_calls` is not supported"
         ),
-        of(
-            "tools in a namespace",
-            responses(
-                tools=[{"type": "namespace", "name": "mcp", "description": "x", "tools": responses_tools(1)}]
-            ),
-        ),
-        of(
-            "compaction in history",
-            responses({"type": "compaction", "encrypted_content": "eA=="}, item("user", "a")),
-        ),
-        of("choice required", responses(tools=responses_tools(1), tool_choice="required")),
-        of(
-            "choice of a tool",
-            responses(tools=responses_tools(1), tool_choice={"type": "function", "name": "tool_0"}),
-        ),
-        of("choice none", responses(tools=responses_tools(1), tool_choice="none", parallel_tool_calls=False)),
-        of(
-            "answer as JSON",
-            responses(
-                text={
-                    "format": {"type": "json_schema", "name": "a", "strict": True, "schema": schema(1)},
-                    "verbosity": "medium",
-                }
-            ),
-        ),
-        of(
-            "metadata of the client",
-            responses(client_metadata={"x": "y"}, metadata={"a": "b"}, user="u", safety_identifier="s"),
-        ),
-        of("effort", responses(reasoning={"effort": "xhigh", "summary": "detailed"})),
-        of("effort none", responses(reasoning={"effort": "none"})),
-        of("service tier", responses(service_tier="priority")),
-        of("cache retention", responses(prompt_cache_retention="24h", prompt_cache_key="k")),
-        of("truncation", responses(truncation="auto", top_logprobs=0)),
-        of("limit of calls", responses(max_tool_calls=3), 501, "`max_tool_calls` is not supported"),
-        of(
-            "nulls",
-            responses(
-                instructions=None,
-                reasoning=None,
-                tools=None,
-                text=None,
-                temperature=None,
-                top_p=None,
-                previous_response_id=None,
-                metadata=None,
-                include=None,
-            ),
-        ),
+        *of_path(RESPONSES, answered, refused, {"originator": "coding_agent_cli", "session_id": "0199a213"}),
     ]
 
 
@@ -675,197 +527,92 @@ def long_chat(turns: int = 200) -> Json:
 
 
 def chat_requests() -> list[AgentRequest]:
-    def of(name: str, body: Json, status: int = 200, says: str = "") -> AgentRequest:
-        return AgentRequest(f"chat: {name}", CHAT, body, status, says)
-
     asked = {"role": "user", "content": "hello"}
     called = (asked, chat_call(0, 1), chat_result(0), chat_result(1, "failed"))
     seen = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
-    nulls = dict.fromkeys(
-        (
-            "temperature",
-            "top_p",
-            "stop",
-            "seed",
-            "tools",
-            "tool_choice",
-            "response_format",
-            "logit_bias",
-            "user",
-        )
+    unset = ("temperature", "top_p", "stop", "seed", "tools", "tool_choice", "response_format", "logit_bias")
+    old_call = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    without_content = {k: v for k, v in chat_call(0).items() if k != "content"}
+    parts = [{"type": "text", "text": "hello"}]
+    cached_parts = [{**parts[0], "cache_control": {"type": "ephemeral"}}]
+    output_format = {"name": "a", "strict": True, "schema": schema(1)}
+    thinking = {"role": "assistant", "content": "a", "reasoning_content": "b", "thinking_blocks": [thought()]}
+    talk = (
+        *({"role": "developer", "content": cached_parts}, {**asked, "content": parts, "name": "clara"}),
+        *(thinking, asked),
+        *({"role": "assistant", "content": ""}, {"role": "system", "content": "b"}, asked),
+        *(old_call, {"role": "function", "name": "f", "content": "x"}, asked),
     )
-    return [
-        of("a web interface streams", chat(stream=True, stream_options={"include_usage": True})),
-        of("tools empty", chat(tools=[]), 400, "tools array cannot be empty"),
-        of("a web interface, all sliders unset", chat(**nulls, n=None, stream=None, stream_options=None)),
-        of(
-            "a web interface makes a title",
-            chat(asked, stream=False, max_completion_tokens=1000, metadata={"task": "title"}),
+    calls = (
+        *(asked, chat_call(0, content="I look."), chat_result(0, name="tool_0"), asked),
+        *(chat_call(1, content=""), chat_result(1, parts), asked, without_content, chat_result(0, "")),
+    )
+    answered: dict[str, Json] = {
+        "a web interface streams": chat(stream=True, stream_options={"include_usage": True}),
+        "a web interface, all sliders unset": chat(
+            **dict.fromkeys(unset), user=None, n=None, stream=None, stream_options=None
         ),
-        of(
-            "a web interface's sliders",
-            chat(top_k=40, min_p=0.05, repeat_penalty=1.1, num_ctx=8192, keep_alive="5m"),
-            400,
-            UNKNOWN,
+        "a web interface makes a title": chat(
+            asked, stream=False, max_completion_tokens=1000, metadata={"task": "title"}
         ),
-        of(
-            "a web interface's features",
-            chat(chat_id="c", session_id="s", id="m", features={"web_search": False}, background_tasks={}),
-            400,
-            UNKNOWN,
+        "roles, parts and thoughts": chat(*talk, thinking={"type": "enabled", "budget_tokens": 1024}),
+        "calls and results": chat(*calls, tools=chat_tools()),
+        "tools after calls": chat(*called, tools=chat_tools(), tool_choice="auto", parallel_tool_calls=True),
+        "tools streamed": chat(*called, tools=chat_tools(), stream=True),
+        "choice required": chat(tools=chat_tools(1), tool_choice="required"),
+        "choice of a tool": chat(
+            tools=chat_tools(1), tool_choice={"type": "function", "function": {"name": "tool_0"}}
         ),
-        of("content as parts", chat({"role": "user", "content": [{"type": "text", "text": "hello"}]})),
-        of(
-            "picture",
-            chat({"role": "user", "content": [{"type": "text", "text": "what is it"}, seen]}),
-            400,
-            "takes text only",
+        "strict tools": chat(tools=chat_tools(1, strict=True, parameters=strict_schema())),
+        "tool without parameters": chat(tools=[{"type": "function", "function": {"name": "now"}}]),
+        "answer as JSON": chat(response_format={"type": "json_schema", "json_schema": output_format}),
+        "answer as any JSON": chat(response_format={"type": "json_object"}),
+        "settings": chat(
+            n=1,
+            temperature=0.7,
+            user="u",
+            seed=1,
+            logprobs=False,
+            frequency_penalty=0,
+            presence_penalty=0,
+            reasoning_effort="low",
+            store=False,
+            service_tier="auto",
+            prompt_cache_key="k",
+            modalities=["text"],
+            prediction=None,
+            audio=None,
+            chat_template_kwargs={"enable_thinking": False},
         ),
-        of(
-            "tools after calls",
-            chat(*called, tools=chat_tools(), tool_choice="auto", parallel_tool_calls=True),
+        "answer begun by the client": chat(
+            asked,
+            {"role": "assistant", "content": "The"},
+            continue_final_message=True,
+            add_generation_prompt=False,
         ),
-        of("tools streamed", chat(*called, tools=chat_tools(), stream=True)),
-        of(
-            "calls beside text",
-            chat(asked, chat_call(0, content="I look."), chat_result(0), tools=chat_tools()),
-        ),
-        of(
-            "calls beside empty text",
-            chat(asked, chat_call(0, content=""), chat_result(0), tools=chat_tools()),
-        ),
-        of(
-            "call without content",
-            chat(asked, {k: v for k, v in chat_call(0).items() if k != "content"}, chat_result(0)),
-        ),
-        of(
-            "result with a name",
-            chat(*called[:2], chat_result(0, name="tool_0"), chat_result(1, name="tool_1")),
-        ),
-        of(
-            "result as parts",
-            chat(*called[:2], chat_result(0, [{"type": "text", "text": "x"}]), chat_result(1, "")),
-        ),
-        of("choice required", chat(tools=chat_tools(1), tool_choice="required")),
-        of(
-            "choice of a tool",
-            chat(tools=chat_tools(1), tool_choice={"type": "function", "function": {"name": "tool_0"}}),
-        ),
-        of("strict tools", chat(tools=chat_tools(1, strict=True, parameters=strict_schema()))),
-        of(
-            "strict tool with an optional field",
+        "200 turns": long_chat(),
+        "20 k tokens of system": chat({"role": "system", "content": words(20_000)}, asked, stream=True),
+    }
+    refused: dict[str, tuple[Json, str]] = {
+        "tools empty": (chat(tools=[]), "tools array cannot be empty"),
+        "picture": (chat({"role": "user", "content": [*parts, seen]}), "takes text only"),
+        "strict tool with an optional field": (
             chat(tools=chat_tools(1, strict=True)),
-            400,
             "must include property",
         ),
-        of("tool without parameters", chat(tools=[{"type": "function", "function": {"name": "now"}}])),
-        of(
-            "functions of old",
-            chat(functions=[{"name": "f", "parameters": schema(1)}], function_call="auto"),
-            501,
-            "deprecated",
-        ),
-        of(
-            "messages of old",
-            chat(
-                asked,
-                {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-                {"role": "function", "name": "f", "content": "x"},
-            ),
-        ),
-        of(
-            "answer as JSON",
-            chat(
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "strict": True, "schema": schema(1)},
-                }
-            ),
-        ),
-        of("answer as any JSON", chat(response_format={"type": "json_object"})),
-        of(
-            "a library's usual fields",
-            chat(
-                n=1,
-                temperature=0.7,
-                stream=False,
-                user="u",
-                seed=1,
-                logprobs=False,
-                frequency_penalty=0,
-                presence_penalty=0,
-            ),
-        ),
-        of("developer role", chat({"role": "developer", "content": "Be short."}, asked)),
-        of(
-            "system within",
-            chat(asked, {"role": "assistant", "content": "a"}, {"role": "system", "content": "b"}, asked),
-        ),
-        of("names of speakers", chat({"role": "user", "content": "hello", "name": "clara"})),
-        of("effort", chat(reasoning_effort="low")),
-        of("verbosity", chat(verbosity="low"), 400, UNKNOWN),
-        of(
-            "thoughts in history",
-            chat(asked, {"role": "assistant", "content": "a", "reasoning_content": "b"}, asked),
-        ),
-        of(
-            "blocks of a proxy",
-            chat(
-                {
-                    "role": "system",
-                    "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
-                },
-                asked,
-            ),
-        ),
-        of(
-            "thoughts of a proxy",
-            chat(
-                asked,
-                {"role": "assistant", "content": "a", "thinking_blocks": [thought()]},
-                asked,
-                thinking={"type": "enabled", "budget_tokens": 1024},
-            ),
-        ),
-        of(
-            "fields of a proxy",
-            chat(metadata={"user_api_key": "x"}, litellm_session_id="s", drop_params=True, timeout=600),
-            400,
-            UNKNOWN,
-        ),
-        of(
-            "fields of new models",
-            chat(
-                store=False,
-                service_tier="auto",
-                prompt_cache_key="k",
-                modalities=["text"],
-                prediction=None,
-                audio=None,
-            ),
-        ),
-        of("identifier of the user", chat(safety_identifier="s"), 400, UNKNOWN),
-        of("template's arguments", chat(chat_template_kwargs={"enable_thinking": False})),
-        of("empty assistant", chat(asked, {"role": "assistant", "content": ""}, asked)),
-        of(
-            "answer begun by the client",
-            chat(
-                asked,
-                {"role": "assistant", "content": "The"},
-                continue_final_message=True,
-                add_generation_prompt=False,
-            ),
-        ),
-        of("200 turns", long_chat()),
-        of("20 k tokens of system", chat({"role": "system", "content": words(20_000)}, asked, stream=True)),
-        of("fields of tomorrow", chat(unknown_field={"a": 1}), 400, UNKNOWN),
+        "a web interface's sliders": (chat(repeat_penalty=1.1, num_ctx=8192, keep_alive="5m"), UNKNOWN),
+        "a web interface's features": (chat(chat_id="c", features={"web_search": False}), UNKNOWN),
+        "verbosity": (chat(verbosity="low"), UNKNOWN),
+        "fields of a proxy": (chat(litellm_session_id="s", drop_params=True, timeout=600), UNKNOWN),
+        "identifier of the user": (chat(safety_identifier="s"), UNKNOWN),
+        "fields of tomorrow": (chat(unknown_field={"a": 1}), UNKNOWN),
+    }
+    of_old = chat(functions=[{"name": "f", "parameters": schema(1)}], function_call="auto")
+    return [
+        AgentRequest("chat: functions of old", CHAT, of_old, 501, "deprecated"),
+        *of_path(CHAT, answered, refused),
     ]
 
 
 def all_requests() -> list[AgentRequest]:
-    parts: tuple[Callable[[], list[AgentRequest]], ...] = (
-        messages_requests,
-        responses_requests,
-        chat_requests,
-    )
-    return [request for part in parts for request in part()]
+    return [*messages_requests(), *responses_requests(), *chat_requests()]
