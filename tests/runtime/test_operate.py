@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from harness import plain_frontend, served
+from harness import commands, plain_frontend, served
 from harness.adapters import make_adapter
-from harness.processes import COMMAND
 from harness.stack import Stack, environment, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 ASK = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3, "nvext": {"extra_fields": ["worker_id"]}}
 FAILS = 7
@@ -28,15 +28,12 @@ def deployment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with stack(tmp_path_factory.mktemp("operate")) as made:
         made.start_frontend()
         for spec in SPECS:
-            described = {"vocab_size": 1000, "token_ms": 5, "fail_on_token": FAILS, "adapters": 1, **spec}
-            engine = ("--engine", "fake", "--fake-engine", json.dumps(described))
-            made.start_worker("--model", str(model), "--served-model-name", "tiny", *engine)
+            made.start_worker(*fake(model, token_ms=5, fail_on_token=FAILS, adapters=1, **spec))
         yield made.wait_ready()
 
 
-def run(deployment: Stack, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command, env = [*COMMAND, *words], environment(deployment.folder, **env)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+def run(deployment: Stack, *words: str) -> subprocess.CompletedProcess[str]:
+    return commands.run(environment(deployment.folder), *words)
 
 
 def told(deployment: Stack) -> list[dict[str, Any]]:
@@ -84,12 +81,10 @@ def test_what_the_state_forbids_is_refused_by_each_worker(deployment: Stack) -> 
     until("answers", lambda: deployment.post("/v1/completions", ASK).status_code == 200)
 
 
-@pytest.mark.parametrize(
-    "words", ["clear-kv", "reset-caches --kind prefix", "profile start --prefix p", "profile stop"]
-)
-def test_engine_is_told(words: str, deployment: Stack) -> None:
-    done = run(deployment, *words.split(), "--all")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_engine_is_told(deployment: Stack) -> None:
+    for words in ("clear-kv", "reset-caches --kind prefix", "profile start --prefix p", "profile stop"):
+        done = run(deployment, *words.split(), "--all")
+        assert (done.returncode, done.stderr) == (0, ""), words
 
 
 def test_status_follows_the_load(deployment: Stack) -> None:
@@ -168,9 +163,8 @@ def test_frontend_without_our_health_is_judged_by_its_models_and_answers(deploym
 @pytest.fixture
 def serving(model: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
     """A `serve` on a free port, with a token; the environment that a command of the same user has."""
-    env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"), DYN_VLLM_ADMIN_TOKEN="geheim")
-    del env["DYN_FILE_KV"], env["DYN_VLLM_BIND_HOST"]
-    running = served.start(tmp_path, str(model), "--served-model-name", "tiny", "--engine", "fake", env=env)
+    env = served.own_environment(tmp_path) | {"DYN_VLLM_ADMIN_TOKEN": "geheim"}
+    running = served.start(tmp_path, *fake(model), env=env)
     try:
         running.wait_ready()
         yield env
@@ -179,20 +173,14 @@ def serving(model: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_the_serve_of_this_machine_needs_no_address(serving: dict[str, str]) -> None:
-    found = ask(serving, "status", "--json")
-    assert (found.returncode, found.stderr) == (0, "")
-    status = json.loads(found.stdout)
+    status = json.loads(commands.output(serving, "status", "--json"))
     assert status["ready"] is True
     assert [worker["state"] for worker in status["workers"]] == ["ready"]
     assert [entry["address"] for entry in status["instances"]] == ["dynamo.backend.generate"]
-    assert ask(serving, "clear-kv").returncode == 0
+    commands.output(serving, "clear-kv")
 
     wrong = {**serving, "DYN_VLLM_ADMIN_TOKEN": "falsch"}
-    refused = ask(wrong, "clear-kv")
+    refused = commands.run(wrong, "clear-kv")
     assert (refused.returncode, refused.stderr.count("not_allowed")) == (1, 1)
     assert "geheim" not in refused.stderr
-    assert " refuses " in ask(wrong, "status").stdout
-
-
-def ask(env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *words], env=dict(env), capture_output=True, text=True, timeout=60)
+    assert " refuses " in commands.output(wrong, "status")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,14 @@ from typing import Any
 import pytest
 
 from cpu.streams import Load, stream_text
-from harness import served
-from harness.processes import COMMAND
+from harness import commands, served
 from harness.served import Serving
 from harness.waiting import until
+from runtime.conftest import fake
 
 pytestmark = pytest.mark.more
 
 TOKENS = 60
-
-
-def fake(model: Path, **spec: float) -> tuple[str, ...]:
-    behaviour = json.dumps({"vocab_size": 900, **spec})
-    return (str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine", behaviour)
 
 
 @contextlib.contextmanager
@@ -35,7 +29,7 @@ def serving(folder: Path, *words: str) -> Iterator[tuple[Serving, Mapping[str, s
 
 
 def ask(env: Mapping[str, str], *words: str, code: int = 0) -> str:
-    done = subprocess.run([*COMMAND, *words], env=dict(env), capture_output=True, text=True, timeout=120)
+    done = commands.run(env, *words, seconds=120)
     assert done.returncode == code, done.stderr + done.stdout
     return done.stdout if code == 0 else done.stderr
 
@@ -138,23 +132,6 @@ def test_drained_worker_stays_out_under_load_until_it_is_restarted(
     assert lost_nothing(load, undisturbed)
 
 
-def test_last_worker_is_drained_and_the_model_comes_back_with_it(
-    running: Running, undisturbed: Texts
-) -> None:
-    scale(running, 1)
-    told = ask(running[1], "drain", "worker-1")
-    assert "no other agg worker of tiny is in service: requests for it fail until one is" in told
-    stack = running[0].stack
-    until("no model", lambda: stack.get("/health").status_code != 200)
-    assert ask(running[1], "drain", "frontend", code=1) == (
-        "error: frontend is no worker, and only workers can be drained: choose one of worker-1, or use "
-        "'restart frontend'\n"
-    )
-    ask(running[1], "restart", "worker-1")
-    until("its worker", lambda: stack.get("/health").status_code == 200)
-    assert stream_text(stack, 1, max_tokens=TOKENS) == undisturbed[1]
-
-
 def test_restarted_frontend_answers_on_the_same_port(running: Running, undisturbed: Texts) -> None:
     ask(running[1], "restart", "frontend")
     stack = running[0].stack
@@ -163,27 +140,6 @@ def test_restarted_frontend_answers_on_the_same_port(running: Running, undisturb
 
 
 # --- other deployments ----------------------------------------------------------------------------------
-
-
-def test_groups_of_a_file_have_names(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    group = {"engine": "fake", "model": str(model), "fake-engine": '{"vocab_size": 900}'}
-    groups = [{"name": "fast", "served-model-name": "tiny", **group}, {"served-model-name": "other", **group}]
-    groups[1]["component"] = "others"
-    file.write_text(json.dumps({"workers": groups}))
-    with serving(tmp_path, "--config", str(file)) as (running, env):
-        assert "fast: 2 workers (worker-3 started)" in ask(env, "scale", "fast", "2")
-        table = ask(env, "processes").splitlines()
-        assert [line.split()[:2] for line in table[1:]] == [
-            [name, "ready"] for name in ("frontend", "worker-1", "worker-2", "worker-3")
-        ]
-        assert ask(env, "scale", "quick", "2", code=2) == (
-            "error: 'quick' is no group of workers of this serve; choose one of fast, worker\n"
-        )
-        assert {name: about["group"] for name, about in processes(env).items()} == {
-            "frontend": None, "worker-1": "fast", "worker-2": "worker", "worker-3": "fast",
-        }  # fmt: skip
-        assert running.stack.get("/health").status_code == 200
 
 
 def test_decode_workers_are_added_while_prefill_workers_stay(model: Path, tmp_path: Path) -> None:
@@ -199,18 +155,6 @@ def test_decode_workers_are_added_while_prefill_workers_stay(model: Path, tmp_pa
             load.settled()
         assert sorted(processes(env)) == ["decode-1", "frontend", "prefill-1", "prefill-2"]
     assert load.failures == []
-
-
-def test_killed_command_does_not_stop_what_it_asked_for(model: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, *fake(model, start_ms=2000)) as (running, env):
-        command = subprocess.Popen([*COMMAND, "restart", "worker-1"], env=dict(env), stderr=subprocess.PIPE)
-        assert command.stderr is not None
-        assert command.stderr.readline() == b"worker-1: draining\n"
-        command.kill()
-        command.communicate(timeout=60)
-        until("the worker", lambda: processes(env)["worker-1"]["restarts"] == 1)
-        until("its start", lambda: processes(env)["worker-1"]["state"] == "ready")
-        assert running.process.written().count("worker-1: ready") == 2
 
 
 def test_several_serves_are_told_apart_by_their_folders(model: Path, tmp_path: Path) -> None:
