@@ -16,6 +16,7 @@ import pytest
 from dynamo_vllm.media.base import MediaLimits
 from dynamo_vllm.media.fetch.addresses import Reach
 from dynamo_vllm.media.loader import Loader, make_loader
+from dynamo_vllm.models import demo
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.bad_server import BadServer, bad_server
 from harness.stack import Stack, Worker, stack
@@ -61,6 +62,16 @@ def another_frontend(made: Stack, *flags: str, name: str = "frontend", **env: st
         process.wait(60)
     finally:
         other.stop()
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A worker with the demo's model for chats, demo-chat, and a frontend."""
+    with stack(tmp_path_factory.mktemp("stack")) as made:
+        made.start_frontend()
+        words = fake(demo.folder("chat"), vocab_size=100_000, token_ms=2)
+        made.start_worker(*words, "--served-model-name", "demo-chat")
+        yield made.wait_ready()
 
 
 @pytest.fixture

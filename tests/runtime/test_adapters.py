@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +14,11 @@ import psutil
 import pytest
 
 from dynamo_vllm.config import addresses
-from harness import served
+from harness import commands, served
 from harness.adapters import make_adapter
-from harness.processes import COMMAND
-from harness.stack import Stack, Worker, environment, stack
+from harness.stack import Stack, Worker, stack
 from harness.waiting import until
-
-FAKE = ("--engine", "fake", "--fake-engine", json.dumps({"adapters": 4, "token_ms": 5}), "--lora-enabled")
+from runtime.conftest import fake
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +38,9 @@ def two(model: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         yield made.wait_ready()
 
 
-def start(made: Stack, model: Path, *modules: str) -> Worker:
-    return made.start_worker(
-        "--model", str(model), "--served-model-name", "tiny", *FAKE, "--lora-modules", *modules
-    )
+def start(made: Stack, model: Path, *modules: str, **spec: int) -> Worker:
+    words = fake(model, **{"adapters": 4, "token_ms": 5, **spec})
+    return made.start_worker(*words, "--lora-enabled", "--lora-modules", *modules)
 
 
 def cards(made: Stack) -> list[str]:
@@ -75,14 +71,13 @@ def test_requests_for_an_adapter_go_to_every_worker_that_has_it(two: Stack, fold
     assert two.workers[0].admin("unload_lora", lora_name="solo").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["team/sql:v1.2", "_x"])
-def test_adapter_is_listed_under_its_name(two: Stack, folder: Path, name: str) -> None:
+def test_adapter_is_listed_under_its_name(two: Stack, folder: Path) -> None:
     worker = two.workers[0]
-    assert load(worker, name, folder).status_code == 200
-    until("the adapter", lambda: name in two.models())
-    answered_by(two, name)
-    path = f"http://127.0.0.1:{worker.system_port}/v1/loras/{name}"
-    assert httpx.delete(path, timeout=30).status_code == 200
+    for name in ("team/sql:v1.2", "_x"):
+        assert load(worker, name, folder).status_code == 200
+        until("the adapter", lambda name=name: name in two.models())  # type: ignore[misc]
+        answered_by(two, name)
+        assert httpx.delete(f"{worker.system_url}/v1/loras/{name}", timeout=30).status_code == 200
 
 
 def test_longest_name_that_file_discovery_has_room_for_is_listed(two: Stack, folder: Path) -> None:
@@ -125,11 +120,7 @@ def test_worker_that_cannot_have_its_adapters_does_not_start(model: Path, tmp_pa
 def start_slowly(made: Stack, model: Path, folder: Path, **spec: int) -> Worker:
     """It is listed, and takes requests, while the engine takes its first adapter."""
     made.start_frontend()
-    fake = json.dumps({"adapters": 1, "adapter_ms": 120_000, **spec})
-    worker = made.start_worker(
-        *("--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine", fake),
-        *("--lora-enabled", "--lora-modules", f"sql={folder}"),
-    )
+    worker = start(made, model, f"sql={folder}", adapters=1, adapter_ms=120_000, **spec)
     until("the model", lambda: made.get("/health").status_code == 200 and len(made.instances()) == 1)
     assert not worker.is_ready()
     return worker
@@ -140,7 +131,7 @@ def test_signal_while_the_first_adapters_load_drains_what_runs(
 ) -> None:
     body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 60}
     with stack(tmp_path) as made, ThreadPoolExecutor(1) as pool:
-        worker = start_slowly(made, model, folder, token_ms=100)
+        worker = start_slowly(made, model, folder, token_ms=30)
         asking = pool.submit(made.post, "/v1/completions", body)
         until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
         worker.signal(signal.SIGTERM)
@@ -160,10 +151,9 @@ def test_engine_that_dies_while_the_first_adapters_load_ends_the_worker(
 
 
 def test_replaced_worker_of_serve_has_its_adapters_again(model: Path, folder: Path, tmp_path: Path) -> None:
-    env = environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    del env["DYN_FILE_KV"], env["DYN_VLLM_BIND_HOST"]
-    words = (str(model), "--served-model-name", "tiny", *FAKE, "--lora-modules", f"sql={folder}")
-    serving = served.start(tmp_path, *words, env=env)
+    env = served.own_environment(tmp_path)
+    words = fake(model, adapters=4)
+    serving = served.start(tmp_path, *words, "--lora-enabled", "--lora-modules", f"sql={folder}", env=env)
     try:
         serving.wait_ready()
         first = adapters(env)
@@ -183,6 +173,6 @@ def workers(pid: int) -> list[int]:
 
 def adapters(env: dict[str, str]) -> dict[int, list[str]]:
     """What each worker of the only `serve` says."""
-    done = subprocess.run([*COMMAND, "status", "--json"], env=env, capture_output=True, text=True, timeout=60)
+    done = commands.run(env, "status", "--json")
     found = json.loads(done.stdout)["workers"] if done.returncode == 0 else []
     return {w["instance"]: [a["name"] for a in w["adapters"]] for w in found if w.get("state") == "ready"}

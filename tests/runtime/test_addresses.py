@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image, picture
 from harness import served
-from harness.processes import COMMAND
+from harness.commands import output
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 OURS = ("--namespace", "ours")
 LOST = "dynamo_component_encodings_lost_total"
@@ -39,10 +39,8 @@ def start_at(deployment: Stack, model: Path) -> Start:
     """Starts a worker with the fake engine at an address, and waits for it."""
 
     def start(address: str, *flags: str) -> Worker:
-        spec = json.dumps({"vocab_size": 1000, "media": {"image": 2}})
-        names = ("--model", str(model), "--served-model-name", "tiny")
-        fake = (*names, "--engine", "fake", "--fake-engine", spec)
-        worker = deployment.start_worker(*fake, "--endpoint", f"dyn://{address}", *flags)
+        words = (*fake(model, media={"image": 2}), "--endpoint", f"dyn://{address}")
+        worker = deployment.start_worker(*words, *flags)
         until(f"{address} ready", lambda: deployment._is_ready(worker))
         return worker
 
@@ -64,13 +62,7 @@ def registered(made: Stack) -> set[str]:
     return {f"{card['namespace']}.{card['component']}.{card['endpoint']}" for card in cards}
 
 
-def run(env: dict[str, str], *words: str) -> str:
-    done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_worker_registers_and_counts_there(deployment: Stack, start_at: Start) -> None:
+def test_worker_registers_and_counts_there_and_operators_find_it(deployment: Stack, start_at: Start) -> None:
     worker = start_at("ours.mine.answer")
     assert completed(deployment)["usage"]["completion_tokens"] == 4
     found = registered(deployment)
@@ -78,6 +70,14 @@ def test_worker_registers_and_counts_there(deployment: Stack, start_at: Start) -
     assert {address for address in found if not address.startswith("ours.")} == set()
     labels = {"dynamo_namespace": "ours", "dynamo_component": "mine", "dynamo_endpoint": "answer"}
     assert worker.metric("dynamo_component_requests_total", **labels) == 1
+    env = deployment.environment()
+    assert "asleep after" in output(env, "sleep", *OURS)
+    assert worker.admin("status").json()["state"] == "asleep"
+    assert "awake after" in output(env, "wake", *OURS)
+    until("served again", lambda: "ours.mine.answer" in registered(deployment))
+    told = json.loads(output(env, "status", "--json", *OURS, "--url", deployment.url))
+    assert [(one["state"], one["name"]) for one in told["workers"]] == [("ready", "ours.mine")]
+    assert "ours.mine.answer" in [one["address"] for one in told["instances"]]
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,6 @@ def test_prefill_and_decode_workers_find_each_other(deployment: Stack, start_at:
 
 
 def test_operators_need_no_namespace_with_serve(model: Path, tmp_path: Path) -> None:
-    fake = ("--engine", "fake", "--served-model-name", "tiny")
-    with served.served(tmp_path, str(model), *fake, *OURS, "--component", "mine"):
-        told = json.loads(run(served.own_environment(tmp_path), "status", "--json"))
+    with served.served(tmp_path, *fake(model), *OURS, "--component", "mine"):
+        told = json.loads(output(served.own_environment(tmp_path), "status", "--json"))
     assert [worker["name"] for worker in told["workers"]] == ["ours.mine"]
-
-
-def test_operators_find_it(deployment: Stack, start_at: Start) -> None:
-    worker = start_at("ours.mine.answer")
-    deployment.wait_listed("tiny")
-    assert "asleep after" in run(deployment.environment(), "sleep", *OURS)
-    assert worker.admin("status").json()["state"] == "asleep"
-    assert "awake after" in run(deployment.environment(), "wake", *OURS)
-    until("served again", lambda: "ours.mine.answer" in registered(deployment))
-    told = json.loads(run(deployment.environment(), "status", "--json", *OURS, "--url", deployment.url))
-    (found,) = told["workers"]
-    assert (found["state"], found["name"]) == ("ready", "ours.mine")
-    assert "ours.mine.answer" in [one["address"] for one in told["instances"]]

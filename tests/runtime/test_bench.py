@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from harness import sse
+from dynamo_vllm.bench.report import plots
+from dynamo_vllm.errors import ConfigError
+from harness import commands, sse
 from harness.processes import COMMAND
-from harness.stack import Stack
+from harness.stack import Stack, stack
 from harness.waiting import until
-from runtime.conftest import StartFake
+from runtime.conftest import fake
 
 pytestmark = pytest.mark.more
 
@@ -27,7 +30,7 @@ def command(*words: str) -> list[str]:
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*words), capture_output=True, text=True, timeout=100)
+    return commands.run(None, "bench", "load", *words, seconds=100)
 
 
 def figures(path: Path) -> list[dict[str, Any]]:
@@ -38,48 +41,56 @@ def figures(path: Path) -> list[dict[str, Any]]:
 # --- the real frontend ------------------------------------------------------------------------------------
 
 
-def test_stages_over_two_client_processes_are_measured(
-    deployment: Stack, start_fake: StartFake, tmp_path: Path
-) -> None:
-    worker = start_fake(token_ms=2, prefill_ms=20)
-    deployment.wait_ready()
-    words = ["--concurrency", "1,4", "--requests", "12", "--output-tokens", "8", "--input-tokens", "16"]
-    watch = [
-        "--watch",
-        f"worker={worker.pid}",
-        "--warmup",
-        "2",
-        "--clients",
-        "2",
-        "--slo",
-        "ttft=60000,itl=60000",
-    ]
-    done = bench(deployment.url, *words, *watch, "--json", str(tmp_path / "out.json"))
+@pytest.fixture(scope="module")
+def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(tmp_path_factory.mktemp("running")) as made:
+        made.start_frontend()
+        made.start_worker(*fake(model, vocab_size=1121, token_ms=2, prefill_ms=20))  # the tokenizer's
+        yield made.wait_ready()
+
+
+SMALL = ("--output-tokens", "8", "--input-tokens", "16")
+
+
+def test_stages_over_two_client_processes_are_measured_and_drawn(running: Stack, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out, drawn = tmp_path / "out.json", tmp_path / "new" / "plots"
+    words = ("--concurrency", "1,4", "--requests", "12", *SMALL, "--warmup", "2", "--clients", "2")
+    more = ("--watch", f"worker={running.workers[0].pid}", "--slo", "ttft=60000,itl=60000")
+    done = bench(running.url, *words, *more, "--json", str(out), "--plots", str(drawn))
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["c=1", "c=4"]
-    stages = figures(tmp_path / "out.json")
+    stages = figures(out)
     assert len(stages) == 2
     for stage in stages:
         assert stage["requests"]["ok"] == 12 and not stage["errors"]
         assert (stage["tokens"]["prompt"], stage["tokens"]["output"]) == (12 * 16, 12 * 8)
-        assert 20 <= stage["ttft_ms"]["p50"] < 5000
-        assert stage["ttft_ms"]["p50"] <= stage["ttft_ms"]["max"]
-        assert stage["itl_ms"]["p50"] < 1000 and stage["itl_ms"]["mean"] > 1
+        assert 20 <= stage["ttft_ms"]["p50"] <= stage["ttft_ms"]["max"]
+        assert stage["itl_ms"]["mean"] > 1
         # A client that is late for the first token reads it together with others.
         assert stage["e2e_ms"]["p50"] >= max(stage["ttft_ms"]["p50"], 20 + 7 * 2)
         assert stage["requests"]["per_second"] == pytest.approx(12 / stage["seconds"], rel=0.01)
         assert stage["goodput"]["fraction"] == 1.0
         assert stage["processes"]["worker"]["tree_cpu_seconds"] >= stage["processes"]["worker"]["cpu_seconds"]
         assert stage["client"]["processes"] == 2
+    names = {path.name for path in drawn.iterdir()}
+    assert names == {f"{n}.{k}" for n in ("ttft", "itl", "stages", "timeline") for k in ("svg", "png")}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn.glob("*.png"))
+    assert all("<svg" in path.read_text() for path in drawn.glob("*.svg"))
 
 
-def test_progress_is_told_to_programs(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake(token_ms=2, prefill_ms=20)
-    deployment.wait_ready()
-    words = ["--concurrency", "1,4", "--seconds", "4", "--output-tokens", "8", "--input-tokens", "16"]
-    done = bench(deployment.url, *words, "--progress", "json")
+def test_missing_library_is_named_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'dynamo-vllm\[bench\]'"):
+        plots.require(tmp_path)
+
+
+def test_progress_is_told_to_programs(running: Stack) -> None:
+    words = ("--concurrency", "1,4", "--seconds", "4", *SMALL, "--progress", "json")
+    done = bench(running.url, *words)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[3:5]] == ["c=1", "c=4"]
     told = [json.loads(line) for line in done.stderr.splitlines()]
     stages = [[one for one in told if one["number"] == number] for number in (1, 2)]
     assert [stage[-1]["stage"] for stage in stages] == ["c=1", "c=4"]
@@ -93,24 +104,17 @@ def test_progress_is_told_to_programs(deployment: Stack, start_fake: StartFake) 
         assert 19 < last["ttft_ms"]["p50"] <= last["ttft_ms"]["p99"]
 
 
-def test_progress_goes_to_the_descriptor_that_is_named(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake()
-    deployment.wait_ready()
+def test_progress_goes_to_the_descriptor_that_is_named(running: Stack) -> None:
     read_end, write_end = os.pipe()
-    words = ["--requests", "4", "--quiet", "--progress", "json", "--progress-fd", str(write_end)]
+    words = command(running.url, "--requests", "4", "--quiet", "--progress", "json")
+    words += ["--progress-fd", str(write_end)]
     with open(read_end) as told:
-        done = subprocess.run(
-            command(deployment.url, *words),
-            pass_fds=[write_end],
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        done = subprocess.run(words, pass_fds=[write_end], capture_output=True, text=True, timeout=100)
         os.close(write_end)
         (last,) = [json.loads(line) for line in told if '"ended": true' in line]
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert last["ok"] == 4
-    refused = bench(deployment.url, "--progress", "json", "--progress-fd", "77")
+    refused = bench(running.url, "--progress", "json", "--progress-fd", "77")
     assert (refused.returncode, "--progress-fd 77 cannot be written" in refused.stderr) == (2, True)
 
 
@@ -118,29 +122,24 @@ def test_progress_goes_to_the_descriptor_that_is_named(deployment: Stack, start_
     ("words", "requests"),
     [
         (["--api", "chat", "--concurrency", "4", "--requests", "8"], 8),
-        (["--prompts", "turns", "--turns", "2", "--requests", "6"], 6),
         (["--prompts", "turns", "--turns", "2", "--api", "chat", "--requests", "6"], 6),
         (["--prompts", "prefix", "--prefix-tokens", "64", "--requests", "6"], 6),
         (["--rate", "40", "--requests", "10"], 10),
-        (["--prompts", "trace", "--trace-block", "16", "--trace-speed", "10"], 5),
+        (["--prompts", "trace", "--trace-block", "16", "--trace-speed", "10", "--trace", "{trace}"], 5),
     ],
 )
 def test_every_kind_of_prompt_is_answered(
-    deployment: Stack, start_fake: StartFake, tmp_path: Path, words: list[str], requests: int
+    running: Stack, tmp_path: Path, words: list[str], requests: int
 ) -> None:
-    start_fake(vocab_size=1121)  # the tokenizer's
-    deployment.wait_ready()
-    if "trace" in words:
-        lines = [
-            {"timestamp": 500 * n, "input_length": 1100, "output_length": 64, "hash_ids": [0, n, n + 9]}
-            for n in range(1, 6)
-        ]
-        (tmp_path / "trace").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        words = [*words, "--trace", str(tmp_path / "trace")]
-    small = ["--input-tokens", "8", "--output-tokens", "4", "--json", str(tmp_path / "out.json")]
-    done = bench(deployment.url, *words, *small)
+    trace, out = tmp_path / "trace", tmp_path / "out.json"
+    with trace.open("w") as file:
+        for n in range(1, 6):
+            one = {"timestamp": 500 * n, "input_length": 1100, "output_length": 64, "hash_ids": [0, n, n + 9]}
+            file.write(f"{json.dumps(one)}\n")
+    words = [word.format(trace=trace) for word in words]
+    done = bench(running.url, *words, "--input-tokens", "8", "--output-tokens", "4", "--json", str(out))
     assert done.returncode == 0, done.stderr
-    (stage,) = figures(tmp_path / "out.json")
+    (stage,) = figures(out)
     assert (stage["requests"]["ok"], stage["requests"]["failed"]) == (requests, 0)
     assert stage["tokens"]["output"] == requests * (2 if "trace" in words else 4)
     if "trace" in words:
@@ -148,13 +147,11 @@ def test_every_kind_of_prompt_is_answered(
         assert stage["seconds"] >= 0.2
 
 
-def test_unknown_model_is_the_servers_word(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake()
-    deployment.wait_ready()
-    done = bench(deployment.url, "--model", "huge")
+def test_unknown_model_is_the_servers_word(running: Stack) -> None:
+    done = bench(running.url, "--model", "huge")
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line == f"error: {deployment.url} did not answer a first request: HTTP 404: Model not found"
+    assert line == f"error: {running.url} did not answer a first request: HTTP 404: Model not found"
 
 
 # --- servers that fail ------------------------------------------------------------------------------------
@@ -174,8 +171,10 @@ def test_stage_without_an_answer_is_a_failure(tmp_path: Path) -> None:
         return iter([sse.plain(503, b'{"message": "busy"}')])
 
     with sse.served(script) as server:
-        done = bench(server.url, "--requests", "4", "--json", str(tmp_path / "out.json"))
+        out = ("--json", str(tmp_path / "out.json"), "--plots", str(tmp_path / "plots"))
+        done = bench(server.url, "--requests", "4", *out)
     assert done.returncode == 1
+    assert len(list((tmp_path / "plots").glob("*.svg"))) == 4, "drawn all the same"
     assert "error: c=8: 4 × HTTP 503: busy" in done.stdout
     (stage,) = figures(tmp_path / "out.json")
     assert (stage["requests"]["failed"], stage["errors"]) == (4, {"HTTP 503: busy": 4})

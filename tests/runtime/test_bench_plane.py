@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness import commands
 from harness.processes import COMMAND, survivors
 from harness.stack import environment
 from harness.waiting import until
@@ -18,13 +19,8 @@ LOAD = ("--concurrency", "4", "--requests", "16", "--output-tokens", "64", "--ro
 
 
 def bench(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, "bench", "plane", *LOAD, *args],
-        env=environment(tmp_path, TMPDIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=55,
-    )
+    env = environment(tmp_path, TMPDIR=str(tmp_path))
+    return commands.run(env, "bench", "plane", *LOAD, *args, seconds=55)
 
 
 def test_both_ways_through_a_worker_are_measured(tmp_path: Path) -> None:

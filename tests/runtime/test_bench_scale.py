@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from harness.processes import COMMAND
+from harness import commands
 from harness.stack import environment
 
 pytestmark = pytest.mark.more
@@ -23,13 +22,8 @@ MOST_FOR_TWO = 1.6
 
 def bench(tmp_path: Path, *args: str) -> tuple[str, list[dict[str, Any]]]:
     file = tmp_path / "scale.json"
-    done = subprocess.run(
-        [*COMMAND, "bench", "scale", "--output", str(file), *args],
-        env=environment(tmp_path, TMPDIR=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    env = environment(tmp_path, TMPDIR=str(tmp_path))
+    done = commands.run(env, "bench", "scale", "--output", str(file), *args, seconds=110)
     assert done.returncode == 0, done.stdout + done.stderr
     started = [
         p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())

@@ -13,11 +13,11 @@ import httpx
 import psutil
 import pytest
 
-from dynamo_vllm.models.tiny import make_tiny_model
 from harness.misbehaving import Streams
 from harness.processes import COMMAND, free_port
 from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 LIMIT, STREAMS = 256, 300
 WAITING = 4
@@ -26,16 +26,15 @@ ENDLESS = {"model": "tiny", "prompt": "hello", "max_tokens": 2000, "stream": Tru
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("descriptors")
-    model = make_tiny_model(folder / "tiny")
     with stack(folder) as made:
         made.start_frontend()
         port, log = free_port(), folder / "worker.log"
-        words = ["--model", str(model), "--served-model-name", "tiny", "--system-port", str(port)]
+        words = (*fake(model, token_ms=200), "--system-port", str(port))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*COMMAND, "worker", *words, "--engine", "fake", "--fake-engine", '{"token_ms": 200}'],
+                [*COMMAND, "worker", *words],
                 env=made.environment(),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -47,7 +46,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize(("process", "left"), [("frontend", 8), ("worker", 3)])
-def test_watches_of_the_kernel_that_are_used_up_are_named(process: str, left: int, tmp_path: Path) -> None:
+def test_watches_of_the_kernel_that_are_used_up_are_named(
+    process: str, left: int, model: Path, tmp_path: Path
+) -> None:
     """In a user namespace, which has a limit of its own."""
     limit = "/proc/sys/user/max_inotify_instances"
     inside = ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo {left} > {limit} && exec "$@"', "sh"]
@@ -55,7 +56,7 @@ def test_watches_of_the_kernel_that_are_used_up_are_named(process: str, left: in
         pytest.skip("no user namespaces here")
     words = {
         "frontend": ("--port", str(free_port())),
-        "worker": ("--model", str(make_tiny_model(tmp_path / "tiny")), "--engine", "fake"),
+        "worker": fake(model),
     }
     done = subprocess.run(
         [*inside, *COMMAND, process, *words[process]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image, picture
-from harness.bad_server import Answer, BadServer, bad_server, head, silent, whole
+from harness.bad_server import Answer, BadServer, head, silent, whole
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
 from runtime.conftest import StartFake
@@ -85,34 +85,20 @@ def test_encoders_take_turns_and_one_that_ends_is_not_missed(
     until("the count", lambda: asking.metric(LOST) == lost + 1)
 
 
-@pytest.mark.parametrize(
-    ("way", "takes", "here"),
-    [
+def test_worker_says_at_its_start_what_it_encodes_itself(
+    deployment: Stack, start_fake: StartFake, tmp_path: Path
+) -> None:
+    flags = ("--enable-multimodal", "--ec-storage-path", str(tmp_path / "encoded"))
+    for way, takes, here in (
         ("--route-to-encoder", {"image": 2, "video": 1, "audio": 1}, "audio and video"),
         ("--route-to-encoder", {"image": 2, "video": 0}, None),
         ("--ec-consumer-mode", {"image": 2, "video": 1, "audio": 1}, None),
-    ],
-)
-def test_worker_says_at_its_start_what_it_encodes_itself(
-    deployment: Stack,
-    start_fake: StartFake,
-    tmp_path: Path,
-    way: str,
-    takes: dict[str, int],
-    here: str | None,
-) -> None:
-    flags = ("--enable-multimodal", "--ec-storage-path", str(tmp_path / "encoded"))
-    worker = start_fake(*flags, way, media=takes)
-    deployment.wait_ready()
-    said = [line for line in worker.log.read_text().splitlines() if "encode workers get only images" in line]
-    assert len(said) == (0 if here is None else 1)
-    assert here is None or f"this worker encodes {here} itself (--ec-consumer-mode sends all)" in said[0]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[BadServer]:
-    async with bad_server() as made:
-        yield made
+    ):
+        worker = start_fake(*flags, way, media=takes)
+        until("the worker", worker.is_ready)
+        words = [f"this worker encodes {here} itself (--ec-consumer-mode sends all)"] if here else []
+        said = [line for line in worker.log.read_text().splitlines() if "encode workers get only" in line]
+        assert [word in line for word, line in zip(words, said, strict=True)] == [True] * len(words)
 
 
 def for_workers(answer: Answer, server: BadServer) -> Answer:

@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from dynamo_vllm.models.tiny import make_tiny_model
 from harness.fuzz_bodies import BODIES
 from harness.fuzz_odd import as_json, mutated
 from harness.fuzz_verbs import TOKEN, verbs
@@ -27,10 +27,10 @@ from harness.fuzz_wire import Answer, Asked, ask, requests
 from harness.maker import makers
 from harness.stack import Stack, Worker, environment, stack
 from harness.waiting import until
+from runtime.conftest import fake
 from runtime.test_routes import listed
 
 SECONDS = float(os.environ.get("DYNAMO_VLLM_FUZZ_SECONDS", "120"))
-SPEC = json.dumps({"vocab_size": 1000, "context_length": 256, "adapters": 2, "media": {"image": 2}})
 HONEST = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 8}
 CHAT = {"model": "text", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 OFTEN = ["/v1/chat/completions", "/v1/completions"]
@@ -89,16 +89,16 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("fuzz")
-    model = make_tiny_model(folder / "model")
-    fake = ("--model", str(model), "--engine", "fake", "--fake-engine", SPEC, "--enable-multimodal")
+    words = fake(model, context_length=256, adapters=2, media={"image": 2})
+    words = (*words, "--enable-multimodal")
     with stack(folder) as made:
         made.start_frontend()
         secret = {"DYN_VLLM_ADMIN_TOKEN": TOKEN[1].split()[1]}
-        made.start_worker(*fake, "--served-model-name", "tiny", "--lora-enabled", env=secret)
+        made.start_worker(*words, "--lora-enabled", env=secret)
         apart = ("--endpoint", "dyn://dynamo.text.generate", "--use-vllm-tokenizer")
-        made.start_worker(*fake, "--served-model-name", "text", *apart)
+        made.start_worker(*words, "--served-model-name", "text", *apart)
         made.wait_ready()
         with makers(environment(made.folder), model):
             made.wait_listed("tiny", "text", "image", "video", "audio")
@@ -175,12 +175,12 @@ def test_every_open_route_is_asked() -> None:
 
 
 def test_some_requests_to_the_frontend(deployment: Deployment) -> None:
-    run(OF_FRONTEND, asked_of_frontend(deployment), 300, 1)
+    run(OF_FRONTEND, asked_of_frontend(deployment), 150, 1)
     deployment.assert_well()
 
 
 def test_some_requests_to_the_system_port(deployment: Deployment) -> None:
-    run(verbs(), asked_of_worker(deployment), 200, 1)
+    run(verbs(), asked_of_worker(deployment), 100, 1)
     deployment.assert_well()
 
 

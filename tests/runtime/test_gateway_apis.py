@@ -114,7 +114,7 @@ def booked(gate: Running, request_id: str) -> tuple[int, int] | None:
 
 
 def test_ranking_has_three_paths(gate: Running) -> None:
-    """test_search.py asks as clients do."""
+    """test_search_clients.py asks as clients do."""
     asked: Body = {"model": "ranker", "query": "abc", "documents": ["xyz", "abc", {"text": "abx"}]}
     for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
         found = gate.ask(path=path, **asked, top_n=2).json()
@@ -178,8 +178,8 @@ def test_embeddings_are_the_same_in_every_way(gate: Running) -> None:
     asked: Body = {"model": "embedder", "messages": [{"role": "user", "content": "abc"}]}
     chat = gate.ask(path="/v1/embeddings", **asked).json()
     cohere = gate.ask(path="/v2/embed", model="embedder", texts=["abc"], input_type="search_query").json()
-    plain = listed["data"][0]["embedding"]
-    assert chat["data"][0]["embedding"] == plain == cohere["embeddings"]["float"][0]
+    plain = pytest.approx(listed["data"][0]["embedding"])  # numbers with other digits
+    assert chat["data"][0]["embedding"] == plain and cohere["embeddings"]["float"][0] == plain
     assert chat["usage"]["prompt_tokens"] == 3
 
 

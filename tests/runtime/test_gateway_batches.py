@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,12 @@ from starlette.applications import Starlette
 
 from dynamo_vllm.gateway.batches.routes import Batches
 from dynamo_vllm.gateway.batches.store import BatchStore
-from dynamo_vllm.models import demo
 from harness import gateway_store
 from harness.gateways import Gateway, gateway
 from harness.open_gate import OpenGate
 from harness.servers import postgres
-from harness.stack import Stack, stack
+from harness.stack import Stack
 from harness.waiting import until
-from runtime.conftest import fake
 
 pytestmark = pytest.mark.more
 
@@ -36,17 +33,8 @@ SETTINGS = {"beat_seconds": 0.2, "concurrency": 8, "file_bytes": 2_000_000, "ten
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("stack")) as made:
-        made.start_frontend()
-        words = fake(demo.folder("chat"), vocab_size=100_000, token_ms=1)
-        made.start_worker(*words, "--served-model-name", MODEL)
-        yield made.wait_ready()
-
-
-@pytest.fixture(scope="module")
-def gate(running: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway(running.url, tmp_path_factory.mktemp("gateway"), batches=SETTINGS) as made:
+def gate(talking: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(talking.url, tmp_path_factory.mktemp("gateway"), batches=SETTINGS) as made:
         yield made
 
 
@@ -171,19 +159,6 @@ def test_other_tenants_find_nothing(gate: Gateway, client: openai.OpenAI) -> Non
     assert (other.files.list().data, other.batches.list().data) == ([], [])
 
 
-def test_large_files_and_full_tenants_are_refused(gate: Gateway) -> None:
-    client = gate.client("large")
-    with pytest.raises(openai.APIStatusError) as refused:
-        upload(client, "x" * 2_100_000)
-    assert (refused.value.status_code, refused.value.code) == (413, "file_too_large")
-    for _ in range(10):
-        upload(client, "x" * 1_999_000)
-    with pytest.raises(openai.APIStatusError) as refused:
-        upload(client, "x" * 1_000_000)
-    assert (refused.value.status_code, refused.value.code) == (413, "storage_full")
-    assert not list((gate.folder / "files").glob("*.partial"))
-
-
 def test_odd_batches_and_forms_are_refused(gate: Gateway, client: openai.OpenAI) -> None:
     create: Any = client.batches.create
     given = {"input_file_id": upload(client, line(0)), "endpoint": CHAT, "completion_window": "24h"}
@@ -205,7 +180,7 @@ def long_lines(count: int, tokens: int) -> str:
     return "".join(line(n, model=MODEL, messages=chat, max_tokens=tokens) for n in range(1000, 1000 + count))
 
 
-def test_cancelled_batch_keeps_what_was_answered(client: openai.OpenAI, running: Stack) -> None:
+def test_cancelled_batch_keeps_what_was_answered(client: openai.OpenAI, talking: Stack) -> None:
     made = begin(client, "".join(line(n) for n in range(20)) + long_lines(40, 3000))
     until("the short ones", lambda: completed(client, made.id) >= 20)
     with pytest.raises(openai.ConflictError):
@@ -215,7 +190,7 @@ def test_cancelled_batch_keeps_what_was_answered(client: openai.OpenAI, running:
     assert (found.status, found.cancelled_at is not None) == ("cancelled", True)
     answers = lines_of(client, found.output_file_id)
     assert len(answers) == found.request_counts.completed < 60
-    until("the engine is idle", lambda: running.workers[0].admin("status").json()["in_flight"] == 0)
+    until("the engine is idle", lambda: talking.workers[0].admin("status").json()["in_flight"] == 0)
     with pytest.raises(openai.ConflictError):
         client.batches.cancel(begin_and_end(client))
 
@@ -224,32 +199,18 @@ def begin_and_end(client: openai.OpenAI) -> str:
     return str(ended(client, begin(client, line(0)).id).id)
 
 
-def test_expired_batch_says_which_lines_were_not_run(gate: Gateway, client: openai.OpenAI) -> None:
-    made = begin(client, line(100) + long_lines(30, 3500))
-    until("one is answered", lambda: completed(client, made.id) > 0)
-    with sqlite3.connect(gate.folder / "gateway.db", timeout=30) as connection:
-        connection.execute("UPDATE gateway_batches SET expires = 1 WHERE id = ?", (made.id,))
-    connection.close()
-    found = ended(client, made.id)
-    assert (found.status, found.request_counts.total) == ("expired", 31)
-    errors = lines_of(client, found.error_file_id)
-    assert {one["error"]["code"] for one in errors} == {"batch_expired"}
-    assert len(errors) + len(lines_of(client, found.output_file_id)) == 31
-    assert found.request_counts.failed == len(errors)
-
-
 def test_every_line_is_answered_once_when_gateways_are_killed_and_others_take_over(
-    running: Stack, tmp_path: Path
+    talking: Stack, tmp_path: Path
 ) -> None:
     count = 3000
-    with gateway(running.url, tmp_path, batches={**SETTINGS, "concurrency": 16}) as mine:
+    with gateway(talking.url, tmp_path, batches={**SETTINGS, "concurrency": 16}) as mine:
         client = mine.client()
         made = begin(client, "".join(line(n) for n in range(count)))
         for least in (300, 1200):
             until(f"{least} lines", lambda least=least: completed(client, made.id) > least)  # type: ignore[misc]
             mine.kill()
             mine.start()
-        with gateway(running.url, tmp_path, batches=SETTINGS) as other:
+        with gateway(talking.url, tmp_path, batches=SETTINGS) as other:
             until("2000 lines", lambda: completed(client, made.id) > 2000)
             mine.kill()
             client = other.client()
@@ -262,10 +223,10 @@ def test_every_line_is_answered_once_when_gateways_are_killed_and_others_take_ov
         assert not list((tmp_path / "parts").iterdir())
 
 
-def test_interactive_requests_are_answered_during_a_batch(client: openai.OpenAI, running: Stack) -> None:
+def test_interactive_requests_are_answered_during_a_batch(client: openai.OpenAI, talking: Stack) -> None:
     made = begin(client, long_lines(40, 3500))
     until("the batch to run", lambda: client.batches.retrieve(made.id).status == "in_progress")
-    create: Any = running.openai.completions.create
+    create: Any = talking.openai.completions.create
     assert all(create(model=MODEL, prompt="hello", max_tokens=5).choices for _ in range(20))
     assert client.batches.retrieve(made.id).status == "in_progress"
     client.batches.cancel(made.id)

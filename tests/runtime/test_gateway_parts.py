@@ -5,17 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
+from harness import commands
 from harness import gateway as gateways
 from harness.gateway import Gateway
-from harness.processes import COMMAND
 from harness.waiting import until
 
 pytestmark = pytest.mark.more
@@ -61,31 +59,14 @@ def test_streams_go_on_without_the_control_app_and_new_requests_wait_for_it(gate
         assert running.result() == TOKENS
 
 
-def test_envoy_is_back_at_once_and_the_others_stay(gateway: Gateway) -> None:
-    others = {gateway.control.pid, gateway.frontend.pid, *(worker.pid for worker in gateway.workers)}
-    first, began = gateway.envoy, time.monotonic()
-    first.send_signal(signal.SIGKILL)
-
-    def answers() -> bool:
-        try:
-            return ask(gateway) == 200 and gateway.envoy.pid != first.pid
-        except (httpx.TransportError, psutil.NoSuchProcess, ValueError):
-            return False
-
-    until("another Envoy", answers, every=0.02)
-    print(f"answered {time.monotonic() - began:.2f} s after Envoy was killed")
-    assert others == {gateway.control.pid, gateway.frontend.pid, *(worker.pid for worker in gateway.workers)}
-
-
 @pytest.mark.parametrize("name", ["gateway", "envoy"])
 def test_part_that_is_restarted_by_a_command_lets_a_stream_finish(name: str, gateway: Gateway) -> None:
     seen: list[float] = []
-    words = [*COMMAND, "restart", name, "--run-dir", str(gateway.run_folder)]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(stream, gateway, seen)
         until("the first tokens", lambda: len(seen) > 3)
-        done = subprocess.run(words, env=dict(gateway.env), capture_output=True, text=True, timeout=120)
-        assert done.stdout.startswith(f"{name}: ready after "), done.stderr
+        words = ("restart", name, "--run-dir", str(gateway.run_folder))
+        assert commands.output(gateway.env, *words, seconds=120).startswith(f"{name}: ready after ")
         assert running.result() == TOKENS
     assert ask(gateway) == 200
 
@@ -104,22 +85,6 @@ def test_what_was_used_is_still_known(gateway: Gateway) -> None:
     gateway.control.send_signal(signal.SIGKILL)
     assert ask(gateway) == 200
     until("the records, and one more", lambda: tokens() > known, every=0.1)
-
-
-def test_lines_of_a_batch_that_are_refused_make_room_for_the_next(gateway: Gateway) -> None:
-    """Nobody reports tokens for them: only their end is told."""
-    secret = gateway.create_key("one-by-one", "--tenant", "lines", "--concurrent", "1")
-    body = {"model": "nobody-has-this", "prompt": "x", "max_tokens": 1}
-    line = {"method": "POST", "url": "/v1/completions", "body": body}
-    lines = "\n".join(json.dumps({"custom_id": str(number), **line}) for number in range(4))
-    with gateway.openai(key=secret) as client:
-        file = client.files.create(file=("in.jsonl", lines.encode()), purpose="batch")
-        batch = client.batches.create(
-            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-        )
-        until("its end", lambda: client.batches.retrieve(batch.id).status == "completed", every=0.2)
-        counts = client.batches.retrieve(batch.id).request_counts
-        assert counts is not None and (counts.failed, counts.total) == (4, 4)
 
 
 def test_everything_ends_with_serve(gateway: Gateway) -> None:

@@ -13,30 +13,19 @@ import openai
 import pytest
 
 from dynamo_vllm.gateway.database import Transaction
-from dynamo_vllm.models import demo
 from harness.gateways import Gateway, gateway
 from harness.responses_app import PATH, App, app
 from harness.servers import Server, postgres
-from harness.stack import Stack, stack
+from harness.stack import Stack
 from harness.waiting import until
-from runtime.conftest import fake
 
 MODEL = "demo-chat"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("stack")) as made:
-        made.start_frontend()
-        words = fake(demo.folder("chat"), vocab_size=100_000, token_ms=2)
-        made.start_worker(*words, "--served-model-name", MODEL)
-        yield made.wait_ready()
-
-
-@pytest.fixture(scope="module")
-def gate(running: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def gate(talking: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    with gateway(running.url, folder, responses={"beat_seconds": 0.2}) as made:
+    with gateway(talking.url, folder, responses={"beat_seconds": 0.2}) as made:
         yield made
 
 
@@ -50,14 +39,14 @@ def ask(client: openai.OpenAI, text: Any, **more: Any) -> Any:
     return create(input=text, **{"model": MODEL, "max_output_tokens": 4, **more})
 
 
-def whole(running: Stack, items: list[Any], **more: Any) -> int:
+def whole(talking: Stack, items: list[Any], **more: Any) -> int:
     """The tokens of a prompt that the frontend gets at once."""
     body = {"model": MODEL, "input": items, "max_output_tokens": 4, **more}
-    found: int = running.post("/v1/responses", body).json()["usage"]["input_tokens"]
+    found: int = talking.post("/v1/responses", body).json()["usage"]["input_tokens"]
     return found
 
 
-def test_conversation_goes_on_from_a_response(client: openai.OpenAI, running: Stack) -> None:
+def test_conversation_goes_on_from_a_response(client: openai.OpenAI, talking: Stack) -> None:
     first = ask(client, "what is the capital of France", instructions="Answer in one word.")
     assert client.responses.retrieve(first.id) == first
     second = ask(client, "and of Peru", previous_response_id=first.id)
@@ -68,12 +57,12 @@ def test_conversation_goes_on_from_a_response(client: openai.OpenAI, running: St
     conversation: list[Any] = []
     for text, answer in (("what is the capital of France", first), ("and of Peru", second)):
         conversation += [{"role": "user", "content": text}, answer.output[0].to_dict()]
-    assert second.usage.input_tokens == whole(running, [*conversation[:2], user("and of Peru")])
-    assert last.usage.input_tokens == whole(running, [*conversation, user("and of Spain")])
+    assert second.usage.input_tokens == whole(talking, [*conversation[:2], user("and of Peru")])
+    assert last.usage.input_tokens == whole(talking, [*conversation, user("and of Spain")])
 
 
-def in_flight(running: Stack) -> int:
-    found: int = running.workers[0].admin("status").json()["in_flight"]
+def in_flight(talking: Stack) -> int:
+    found: int = talking.workers[0].admin("status").json()["in_flight"]
     return found
 
 
@@ -82,7 +71,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def test_calls_of_functions_and_their_outputs_stay_in_the_history(
-    client: openai.OpenAI, running: Stack
+    client: openai.OpenAI, talking: Stack
 ) -> None:
     call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
     output = {"type": "function_call_output", "call_id": "c1", "output": "3"}
@@ -91,19 +80,10 @@ def test_calls_of_functions_and_their_outputs_stay_in_the_history(
     first = ask(client, [user("add"), thought, call, output], tools=tools, tool_choice="none")
     second = ask(client, "once more", previous_response_id=first.id, tools=tools, tool_choice="none")
     items = [user("add"), thought, call, output, first.output[0].to_dict(), user("once more")]
-    assert second.usage.input_tokens == whole(running, items, tools=tools, tool_choice="none")
+    assert second.usage.input_tokens == whole(talking, items, tools=tools, tool_choice="none")
     kinds = [item.type for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
     made = [item.get("type", "message") for item in items]
     assert kinds == made
-
-
-def test_item_is_sent_again_by_its_name(client: openai.OpenAI, running: Stack) -> None:
-    first = ask(client, "hello")
-    again: list[Any] = [{"type": "item_reference", "id": first.output[0].id}, user("more")]
-    found = ask(client, again, store=False)
-    assert found.usage.input_tokens == whole(running, [first.output[0].to_dict(), user("more")])
-    with pytest.raises(openai.NotFoundError):
-        ask(client, [{"type": "item_reference", "id": "msg_nobody"}])
 
 
 def test_nothing_is_kept_of_a_response_that_is_not_stored(client: openai.OpenAI) -> None:
@@ -135,16 +115,6 @@ def test_other_tenants_find_nothing(gate: Gateway, client: openai.OpenAI) -> Non
         client.responses.retrieve(kept.id)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_errors_of_the_frontend_have_the_shape_of_openai(client: openai.OpenAI, stream: bool) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
-        ask(client, "hello", model="nobody", stream=stream)
-    assert missing.value.type == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError) as odd:
-        ask(client, [{"type": "nonsense"}], stream=stream)
-    assert odd.value.message
-
-
 def test_tokens_of_a_history_are_counted(client: openai.OpenAI) -> None:
     kept = ask(client, "hello, this is a long beginning of a conversation")
     alone = client.responses.input_tokens.count(model=MODEL, input="more")
@@ -163,7 +133,7 @@ def ended(client: openai.OpenAI, response_id: str) -> Any:
     return states[-1]
 
 
-def test_background_response_is_polled(client: openai.OpenAI, running: Stack) -> None:
+def test_background_response_is_polled(client: openai.OpenAI, talking: Stack) -> None:
     first = ask(client, "hello")
     queued = ask(client, "more", previous_response_id=first.id, background=True)
     assert queued.status == "queued"
@@ -171,7 +141,7 @@ def test_background_response_is_polled(client: openai.OpenAI, running: Stack) ->
     assert (found.id, found.status, found.background) == (queued.id, "incomplete", True)
     assert (found.created_at, found.previous_response_id) == (queued.created_at, first.id)
     items = [user("hello"), first.output[0].to_dict(), user("more")]
-    assert found.usage.input_tokens == whole(running, items)
+    assert found.usage.input_tokens == whole(talking, items)
     assert ask(client, "last", previous_response_id=found.id).previous_response_id == found.id
 
 
@@ -180,19 +150,19 @@ def test_failed_background_response_says_why(client: openai.OpenAI) -> None:
     assert (found.status, found.error.message) == ("failed", "Model not found")
 
 
-def test_cancelled_background_response_leaves_the_engine(client: openai.OpenAI, running: Stack) -> None:
+def test_cancelled_background_response_leaves_the_engine(client: openai.OpenAI, talking: Stack) -> None:
     made = ask(client, "hello", background=True, max_output_tokens=3500)
-    until("it runs", lambda: in_flight(running) > 0)
+    until("it runs", lambda: in_flight(talking) > 0)
     with pytest.raises(openai.BadRequestError):
         ask(client, "more", previous_response_id=made.id)
     assert client.responses.cancel(made.id).status == "cancelled"
-    until("it left", lambda: in_flight(running) == 0)
+    until("it left", lambda: in_flight(talking) == 0)
     assert client.responses.cancel(made.id).status == "cancelled"
     assert client.responses.retrieve(made.id).status == "cancelled"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_request_of_a_client_that_goes_away_ends(gate: Gateway, running: Stack, stream: bool) -> None:
+def test_request_of_a_client_that_goes_away_ends(gate: Gateway, talking: Stack, stream: bool) -> None:
     body = {"model": MODEL, "input": "hello", "max_output_tokens": 3500, "stream": stream}
     with httpx.Client(headers={"x-gateway-tenant": "a"}, timeout=60) as leaving:
         if stream:
@@ -200,21 +170,21 @@ def test_request_of_a_client_that_goes_away_ends(gate: Gateway, running: Stack, 
                 events = answer.iter_raw()  # without a name it would be closed, and the connection with it
                 next(events)
                 until(
-                    "it runs", lambda: in_flight(running) == 1
+                    "it runs", lambda: in_flight(talking) == 1
                 )  # the first event may come before the worker has it
         else:
             with pytest.raises(httpx.ReadTimeout):
                 leaving.post(f"{gate.url}/v1/responses", json=body, timeout=httpx.Timeout(60, read=0.5))
-    until("it left", lambda: in_flight(running) == 0)
+    until("it left", lambda: in_flight(talking) == 0)
 
 
-def test_background_response_is_started_again_after_a_kill(running: Stack, tmp_path: Path) -> None:
-    with gateway(running.url, tmp_path, responses={"beat_seconds": 0.2}) as mine:
+def test_background_response_is_started_again_after_a_kill(talking: Stack, tmp_path: Path) -> None:
+    with gateway(talking.url, tmp_path, responses={"beat_seconds": 0.2}) as mine:
         client = mine.client()
         made = ask(client, "hello", background=True, max_output_tokens=1000)
-        until("it runs", lambda: in_flight(running) > 0)
+        until("it runs", lambda: in_flight(talking) > 0)
         mine.kill()
-        until("it left", lambda: in_flight(running) == 0)
+        until("it left", lambda: in_flight(talking) == 0)
         mine.start()
         found = ended(client, made.id)
         assert (found.status, found.usage.output_tokens) == ("incomplete", 1000)

@@ -9,28 +9,17 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_vllm.models.tiny import make_tiny_model
 from harness.gateways import Gateway, gateway
 from harness.stack import Stack, stack
 from harness.waiting import until
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-def start(made: Stack, model: Path, name: str) -> Any:
-    spec = '{"vocab_size": 1000}'
-    flags = ("--served-model-name", name, "--engine", "fake", "--fake-engine", spec)
-    return made.start_worker("--model", str(model), *flags)
+from runtime.conftest import fake
 
 
 @pytest.fixture(scope="module")
 def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("stack")) as made:
         made.start_frontend()
-        start(made, model, "tiny")
+        made.start_worker(*fake(model))
         yield made.wait_ready()
 
 
@@ -75,7 +64,7 @@ def test_bad_requests_are_refused(gate: Gateway, path: str, body: dict[str, Any]
 
 
 def test_worker_that_comes_and_goes_is_noticed(gate: Gateway, running: Stack, model: Path) -> None:
-    worker = start(running, model, "other")
+    worker = running.start_worker(*fake(model), "--served-model-name", "other")
 
     def status() -> int:
         return post(gate, "/tokenize", model="other", prompt="a").status_code

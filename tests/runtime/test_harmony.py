@@ -5,6 +5,7 @@ The runtime's parsers read a vocabulary of OpenAI's, and fetch it from the Inter
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import yaml
 
 from harness import vocabulary
-from harness.stack import Stack
+from harness.stack import Stack, stack
+from runtime.conftest import fake
 
 RECIPE = Path(__file__).parents[2] / "deploy" / "recipes" / "gpt-oss" / "20b" / "serve.yaml"
 THOUGHT = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
@@ -27,29 +29,24 @@ NUMBERS = {"type": "object", "properties": {"numbers": {"type": "array"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": NUMBERS}}]
 
 
-def speaking(folder: Path, model: Path, encodings: Path) -> Stack:
+@contextlib.contextmanager
+def speaking(folder: Path, model: Path, encodings: Path) -> Iterator[Stack]:
     """A frontend and an engine that echoes, with the recipe's parsers."""
     (group,) = yaml.safe_load(RECIPE.read_text())["workers"]
     template = folder / "plain.jinja"
     template.write_text("{{ messages[-1]['content'] }}")
-    made = Stack(folder)
-    made.start_frontend(env={vocabulary.FOLDER: str(encodings)})
-    parsers = [
-        f"--{name.replace('_', '-')}={group[name]}" for name in ("tool_call_parser", "reasoning_parser")
-    ]
-    fake = ("--engine", "fake", "--fake-engine", '{"echo": true, "vocab_size": 1121}')
-    flags = ("--served-model-name", "tiny", "--custom-jinja-template", str(template), *parsers, *fake)
-    made.start_worker("--model", str(model), *flags)
-    return made
+    parsers = [f"--{n.replace('_', '-')}={group[n]}" for n in ("tool_call_parser", "reasoning_parser")]
+    words = (*fake(model, echo=True, vocab_size=1121), "--custom-jinja-template", str(template))
+    with stack(folder) as made:
+        made.start_frontend(env={vocabulary.FOLDER: str(encodings)})
+        made.start_worker(*words, *parsers)
+        yield made.wait_ready()
 
 
 @pytest.fixture(scope="module")
 def harmony(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    made = speaking(tmp_path_factory.mktemp("harmony"), model, vocabulary.folder())
-    try:
-        yield made.wait_ready()
-    finally:
-        made.stop()
+    with speaking(tmp_path_factory.mktemp("harmony"), model, vocabulary.folder()) as made:
+        yield made
 
 
 def said(made: Stack, text: str, **more: Any) -> tuple[Any, dict[str, Any]]:
@@ -99,10 +96,7 @@ def test_without_the_vocabulary_calls_are_lost_and_the_log_says_why(model: Path,
     """As the recipe tells; should a later runtime bring the vocabulary, it need not any more."""
     with_nothing = tmp_path / "empty"
     with_nothing.mkdir()
-    made = speaking(tmp_path, model, with_nothing)
-    try:
-        finish, message = said(made.wait_ready(), CALL, tools=TOOLS)
-    finally:
-        made.stop()
+    with speaking(tmp_path, model, with_nothing) as made:
+        finish, message = said(made, CALL, tools=TOOLS)
     assert (finish, message.get("tool_calls"), message.get("content")) == ("stop", None, None)
     assert "Failed to load Harmony encoding" in (tmp_path / "frontend.log").read_text()

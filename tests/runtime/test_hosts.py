@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from harness.hosts import Host, Hosts, hosts, refusal
 from harness.servers import etcd
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 pytestmark = [
     pytest.mark.more,
@@ -99,11 +99,8 @@ class Site:
     at: dict[str, Worker] = field(default_factory=dict)
 
     def start_worker(self, place: str, *flags: str, **spec: Any) -> Worker:
-        described = json.dumps({"token_ms": TOKEN_MS, **spec})
-        names = ("--model", str(self.model), "--served-model-name", "tiny")
-        worker = self.stack.start_worker(
-            *names, "--engine", "fake", "--fake-engine", described, *flags, host=self.places[place]
-        )
+        words = fake(self.model, **{"token_ms": TOKEN_MS, **spec})
+        worker = self.stack.start_worker(*words, *flags, host=self.places[place])
         self.at[place] = worker
         return worker
 
@@ -221,16 +218,27 @@ def assert_back_in_service(site: Site, load: Load, place: str) -> None:
     load.send_until(lambda: site.at[place].metric(REQUESTS) > before, 60)
 
 
+@pytest.fixture
+def two(start: Callable[..., Site]) -> Callable[..., Site]:
+    """Two workers on hosts of their own, ready; with `store` etcd runs on that host."""
+
+    def begin(*more: str, store: str | None = None) -> Site:
+        site = start("b", "c", *more, store=store)
+        for place in "bc":
+            site.start_worker(place)
+        site.stack.wait_ready(60)
+        return site
+
+    return begin
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("store", [None, "a"])
 @pytest.mark.parametrize("cut", [Host.pull_cable, Host.go_silent])
 def test_link_cut_for_ten_seconds(
-    start: Callable[..., Site], pool: ThreadPoolExecutor, cut: Cut, store: str | None
+    two: Callable[..., Site], pool: ThreadPoolExecutor, cut: Cut, store: str | None
 ) -> None:
-    site = start("b", "c", store=store)
-    for place in "bc":
-        site.start_worker(place)
-    site.stack.wait_ready(60)
+    site = two(store=store)
     load = site.load(pool)
     site.occupy(load, "b", "c")
     cut(site.places["b"])
@@ -243,20 +251,21 @@ def test_link_cut_for_ten_seconds(
 
 
 @pytest.mark.long
-def test_link_silent_for_longer_than_the_lease(start: Callable[..., Site], pool: ThreadPoolExecutor) -> None:
-    """etcd forgets the worker, which goes on running and comes back under its old number."""
-    site = start("b", "c", store="a")
-    for place in "bc":
-        site.start_worker(place)
-    site.stack.wait_ready(60)
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_silent_for_longer_than_the_lease(
+    two: Callable[..., Site], pool: ThreadPoolExecutor, is_lost: bool
+) -> None:
+    """etcd forgets the worker; one that goes on running comes back under its old number."""
+    site = two("e", store="e")
     load = site.load(pool)
     site.occupy(load, "b", "c")
-    site.places["b"].go_silent()
+    site.places["b"].lose() if is_lost else site.places["b"].go_silent()
     load.send_until(lambda: site.instances() == site.addresses("c"), 60)
-    site.places["b"].restore()
-    assert_back_in_service(site, load, "b")
+    if not is_lost:
+        site.places["b"].restore()
+        assert_back_in_service(site, load, "b")
+        assert site.at["b"].process.poll() is None, "the worker was not restarted"
     assert set(load.statuses()) == {200}
-    assert site.at["b"].process.poll() is None, "the worker was not restarted"
 
 
 @pytest.mark.long
@@ -281,19 +290,6 @@ def test_only_prefill_or_decode_host_cut_off(
 
 
 @pytest.mark.long
-def test_lost_host_leaves_etcd_with_its_lease(start: Callable[..., Site], pool: ThreadPoolExecutor) -> None:
-    site = start("b", "c", "e", store="e")
-    for place in "bc":
-        site.start_worker(place)
-    site.stack.wait_ready(60)
-    load = site.load(pool)
-    site.occupy(load, "b", "c")
-    site.places["b"].lose()
-    load.send_until(lambda: site.instances() == site.addresses("c"), 60)
-    assert set(load.statuses()) == {200}
-
-
-@pytest.mark.long
 def test_lost_prefill_host_is_done_without(start: Callable[..., Site], pool: ThreadPoolExecutor) -> None:
     site = start("b", "c")
     site.start_worker("b", *NIXL, "prefill", prefill_ms=500)
@@ -309,12 +305,9 @@ def test_lost_prefill_host_is_done_without(start: Callable[..., Site], pool: Thr
 
 @pytest.mark.long
 @pytest.mark.parametrize("cut", [Host.pull_cable, Host.go_silent])
-def test_host_of_etcd_cut_off(start: Callable[..., Site], pool: ThreadPoolExecutor, cut: Cut) -> None:
+def test_host_of_etcd_cut_off(two: Callable[..., Site], pool: ThreadPoolExecutor, cut: Cut) -> None:
     """Requests need no discovery once everybody knows each other."""
-    site = start("b", "c", "e", store="e")
-    for place in "bc":
-        site.start_worker(place)
-    site.stack.wait_ready(60)
+    site = two("e", store="e")
     load = site.load(pool)
     cut(site.places["e"])
     load.send_for(CUT_SECONDS)

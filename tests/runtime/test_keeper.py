@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +21,7 @@ from harness.processes import free_port
 from harness.servers import Server, etcd
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 LEASE = 0x5E95A1E124248908
 ENTRIES = {b"v1/instances/a": b'{"a": 1}', b"v1/mdc/\xff": b""}
@@ -152,9 +152,7 @@ def worker(server: Server, model: Path, tmp_path: Path) -> Iterator[tuple[Stack,
     """In etcd, with an answer under way that takes longer than it may stay for."""
     with stack(tmp_path, DYN_DISCOVERY_BACKEND="etcd", ETCD_ENDPOINTS=server.url) as made:
         made.start_frontend()
-        flags = ("--served-model-name", "tiny", "--engine", "fake", "--drain-seconds", str(DRAIN_SECONDS))
-        slow = json.dumps({"token_ms": 50})
-        one = made.start_worker("--model", str(model), *flags, "--fake-engine", slow)
+        one = made.start_worker(*fake(model, token_ms=50), "--drain-seconds", str(DRAIN_SECONDS))
         made.wait_ready()
         with httpx.stream("POST", f"{made.url}/v1/completions", json=ENDLESS, timeout=60) as answer:
             lines = answer.iter_lines()  # gone, it would end the request

@@ -16,10 +16,12 @@ from dynamo_vllm.config.options import ExportOptions
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import k8s, workload
 from dynamo_vllm.export.settings import Settings
+from harness import commands
 from harness.kube_api import RECORDS, Cluster, Document, Pod, cluster
 from harness.processes import COMMAND, free_port, kill_tree
 from harness.stack import Stack, environment
 from harness.waiting import until
+from runtime.conftest import fake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,10 +66,7 @@ class Kubelet:
 
     def inside(self, pod: str, *argv: str) -> str:
         """What a command says in a pod's environment, as `kubectl exec` runs it."""
-        command = [*COMMAND, *argv]
-        done = subprocess.run(command, env=self._env[pod], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return commands.output(self._env[pod], *argv)
 
     def log(self, pod: str) -> str:
         return (self._folder / f"{pod}.log").read_text()
@@ -75,15 +74,8 @@ class Kubelet:
 
 @pytest.fixture
 def exported() -> dict[str, list[Document]]:
-    group = WorkerGroup(
-        2,
-        {
-            "engine": "fake",
-            "fake_engine": json.dumps({"vocab_size": 1000}),
-            "served_model_name": ("tiny",),
-            "drain_seconds": 5,
-        },
-    )
+    engine = {"engine": "fake", "fake_engine": json.dumps({"vocab_size": 1000})}
+    group = WorkerGroup(2, {**engine, "served_model_name": ("tiny",), "drain_seconds": 5})
     found = workload.of_cluster(Topology(model=MODEL, workers=(group,)), "kubernetes")
     settings = Settings(ExportOptions(config="serve.yaml", output="out", name="chat", device="cpu"))
     return k8s.files(found, settings)
@@ -159,10 +151,8 @@ def test_pods_find_each_other_with_the_exported_role(
 
 
 def test_process_outside_a_pod_is_told_what_is_missing(model: Path, tmp_path: Path) -> None:
-    words = ["worker", "--model", str(model), "--engine", "fake", "--discovery-backend", "kubernetes"]
-    done = subprocess.run(
-        [*COMMAND, *words], env=Stack(tmp_path).environment(), capture_output=True, text=True, timeout=60
-    )
+    words = ("worker", *fake(model), "--discovery-backend", "kubernetes")
+    done = commands.run(Stack(tmp_path).environment(), *words)
     assert done.returncode == 1
     assert "with POD_NAME, POD_NAMESPACE and POD_UID" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,11 +17,10 @@ from cpu.vision import chat, film, image
 from dynamo_vllm.errors import MediaRefused
 from dynamo_vllm.media.base import MediaLimits, MediaRef
 from dynamo_vllm.media.decode import image as pictures
-from dynamo_vllm.media.loader import make_loader
 from harness import media
 from harness.stack import Stack
 from harness.waiting import until
-from runtime.conftest import StartFake
+from runtime.conftest import MakeLoader, StartFake
 
 pytestmark = pytest.mark.more
 
@@ -59,7 +58,7 @@ def test_who_waits_behind_a_slow_server_is_told_to_come_again_and_may(
 
 
 async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
-    monkeypatch: pytest.MonkeyPatch,
+    make: MakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one keeps the only thread for longer than it may; the second has waited as long."""
     decode, begun, go_on = pictures.decode, threading.Event(), threading.Event()
@@ -70,14 +69,13 @@ async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_an_item(
         return decode(*given)
 
     monkeypatch.setattr("dynamo_vllm.media.decode.image.decode", slowly)
-    made = make_loader(MediaLimits(timeout_seconds=5), threads=1)
+    loader = make(MediaLimits(timeout_seconds=1), threads=1)
     refs = [MediaRef("image", media.data_url(media.picture(size=(9 + n, 8)))) for n in range(2)]
-    first = asyncio.create_task(made.load(refs[0]))
+    first = asyncio.create_task(loader.load(refs[0]))
     assert await asyncio.to_thread(begun.wait, 60)
-    second = asyncio.create_task(made.load(refs[1]))
-    with pytest.raises(MediaRefused, match="within 5 s"):
+    second = asyncio.create_task(loader.load(refs[1]))
+    with pytest.raises(MediaRefused, match="within 1 s"):
         await first
     await asyncio.wait({second}, timeout=0.05)
     go_on.set()
     assert (await second).kind == "image"
-    await made.aclose()

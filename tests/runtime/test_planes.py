@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,12 @@ from dynamo_vllm.cli.running import prove
 from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.observe.frontend_client import FrontendClient
 from dynamo_vllm.serving.plane.etcd import Etcd
+from harness import commands
 from harness.planes import Planes, planes
-from harness.processes import COMMAND, free_port
+from harness.processes import free_port
 from harness.stack import Stack, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 ASK = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 4}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
@@ -49,9 +49,8 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planes]:
 
 def start(made: Stack, model: Path, workers: int, frontend: Sequence[str] = (), **spec: Any) -> Stack:
     made.start_frontend(*frontend)
-    flags = ("--model", str(model), "--served-model-name", "tiny", "--engine", "fake", "--fake-engine")
     for _ in range(workers):
-        made.start_worker(*flags, json.dumps(spec))
+        made.start_worker(*fake(model, **spec))
     return made.wait_ready()
 
 
@@ -75,14 +74,8 @@ def test_combination_answers_streams_cancels_and_is_shown(
             next(lines)
             assert worker.metric("dynamo_component_requests_in_flight") == 1
         until("the end of a request", lambda: worker.metric("dynamo_component_requests_in_flight") == 0)
-        shown = subprocess.run(
-            [*COMMAND, "status", made.url, "--json"],
-            env=made.environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert [one["state"] for one in json.loads(shown.stdout)["workers"]] == ["ready"], shown.stderr
+        shown = json.loads(commands.output(made.environment(), "status", made.url, "--json"))
+        assert [one["state"] for one in shown["workers"]] == ["ready"]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +102,8 @@ def test_server_that_is_away_is_told_at_once_with_the_fix(
         "serve": ["serve", str(model), "--engine", "fake", "--port", str(free_port())],
         "status": ["status", f"http://{away}", "--file-kv", str(tmp_path)],
     }
-    done = subprocess.run(
-        [*COMMAND, *words[command], *flags[server]],
-        env=Stack(tmp_path).environment(XDG_CACHE_HOME=str(tmp_path)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = Stack(tmp_path).environment(XDG_CACHE_HOME=str(tmp_path))
+    done = commands.run(env, *words[command], *flags[server])
     assert done.returncode == 1
     assert f"does not answer at {away} (Connection refused)" in done.stderr
     assert "secret" not in done.stderr
@@ -123,14 +111,6 @@ def test_server_that_is_away_is_told_at_once_with_the_fix(
 
 
 # --- restarts under load ----------------------------------------------------------------------------------
-
-
-@dataclass
-class Load:
-    """Long answers on their way."""
-
-    answers: list[Future[str]]
-    begun: list[threading.Event]
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +126,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def load(made: Stack, pool: ThreadPoolExecutor, count: int = 6) -> Load:
+def load(made: Stack, pool: ThreadPoolExecutor, count: int = 6) -> list[Future[str]]:
     """So many long answers, each with its first token there."""
     begun = [threading.Event() for _ in range(count)]
     answers = [pool.submit(long_answer, made, event) for event in begun]
-    for event in begun:
-        assert event.wait(60)
-    return Load(answers, begun)
+    assert all(event.wait(60) for event in begun)
+    return answers
 
 
 def long_answer(made: Stack, begun: threading.Event) -> str:
@@ -205,7 +184,7 @@ def test_restart_under_load_loses_nothing_and_new_requests_are_answered(
     if is_lost:  # until then nobody may have noticed
         until("all workers back in etcd", lambda: all(map(was_restored, cluster.workers)))
     until("answers", lambda: is_answered(cluster))
-    assert [answer.result(60) for answer in running.answers] == [expected] * len(running.answers)
+    assert [answer.result(60) for answer in running] == [expected] * len(running)
     assert expected.startswith("length: ")
     until("the same workers", lambda: instances(cluster) == before)
     assert [worker.process.poll() for worker in cluster.workers] == [None, None]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness import commands
 from harness.stack import Stack, Worker, environment
 from harness.waiting import until
 from runtime.conftest import StartFake
@@ -79,17 +78,6 @@ def test_requests_go_to_the_worker_with_fewer(deployment: Stack, start_fake: Sta
         assert all(one.result() >= 500 for one in (*stuck, third))
 
 
-def test_drain_answers_what_runs(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(*POOLS, pooling="embed", prefill_ms=6000)
-    deployment.wait_ready()
-    with ThreadPoolExecutor(1) as clients:
-        answer = clients.submit(deployment.post, "/v1/embeddings", {"model": "tiny", "input": "a"})
-        until("it runs", lambda: running(worker) == 1)
-        worker.signal(signal.SIGTERM)
-        assert answer.result().status_code == 200
-    assert worker.process.wait(30) == 0
-
-
 def test_a_model_of_another_kind_is_refused_at_the_start(deployment: Stack, start_fake: StartFake) -> None:
     worker = start_fake(pooling="embed")
     assert worker.process.wait(60) == 1
@@ -102,40 +90,17 @@ def test_bench_measures_two_servers_by_turns(
     start_fake(*POOLS, pooling="embed")
     deployment.wait_ready()
     out = tmp_path / "figures.json"
-    words: list[str] = ["--items", "3", "--requests", "4", "--rounds", "2", "--json", str(out)]
-    for name in ("one", "two"):
-        words += ["--server", f"{name}={deployment.url}"]
+    words = ["--items", "3", "--requests", "4", "--rounds", "2", "--json", str(out)]
+    words += [f"--server=one={deployment.url}", f"--server=two={deployment.url}"]
     words += ["--watch", f"one.worker={deployment.workers[0].pid}"]
+    env = environment(tmp_path)
     for api in ("embeddings", "rerank"):
-        run = subprocess.run(
-            [sys.executable, "-m", "dynamo_vllm.cli.main", "bench", "pooling", *words, "--api", api],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment(tmp_path),
-        )
-        assert run.returncode == 0, run.stderr
-        assert "one / two:" in run.stdout
+        text = commands.output(env, "bench", "pooling", *words, "--api", api, seconds=120)
+        assert "one / two:" in text
         turns: list[dict[str, Any]] = json.loads(out.read_text())["turns"]
         assert [turn["server"] for turn in turns] == ["one", "two", "two", "one"]
         assert all(turn["items_per_second"] > 0 for turn in turns)
         assert [list(turn["cpu_us_per_item"]) for turn in turns[:2]] == [["one.worker"], []]
-
-
-@pytest.mark.parametrize("words", [["--server", "http://127.0.0.1:1"], ["--items", "2"]])
-def test_bench_says_what_it_cannot_measure(
-    words: list[str], deployment: Stack, start_fake: StartFake, tmp_path: Path
-) -> None:
-    start_fake()
-    deployment.wait_ready()
-    server = [] if "--server" in words else ["--server", deployment.url]
-    run = subprocess.run(
-        [sys.executable, "-m", "dynamo_vllm.cli.main", "bench", "pooling", *server, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(tmp_path),
-    )
-    assert run.returncode == 1
-    assert "error: " in run.stderr
-    assert "Traceback" not in run.stderr
+    refused = commands.run(env, "bench", "pooling", "--server", "http://127.0.0.1:1", seconds=120)
+    assert (refused.returncode, "error: " in refused.stderr) == (1, True)
+    assert "Traceback" not in refused.stderr

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dynamo_vllm.models.tiny import make_tiny_model
 from dynamo_vllm.serving.system_port.routes import ROUTES
 from harness.processes import free_port
 from harness.stack import Stack, stack
@@ -77,11 +76,6 @@ def walked(url: str) -> set[str]:
 
 def unlisted(routes: set[str], table: dict[str, re.Pattern[str]]) -> set[str]:
     return {route for route in routes if not any(known.fullmatch(route) for known in table.values())}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

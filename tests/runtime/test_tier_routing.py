@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from dynamo_vllm.engine.fake.cached_blocks import BLOCKS_PER_SEQUENCE, sequence
 from dynamo_vllm.engine.fake.spec import CachedBlocks
 from harness.stack import Stack, stack
 from harness.waiting import until
+from runtime.conftest import another_frontend, fake
 
 PROMPTS, BLOCK = 6, 32
 CASES = {
@@ -48,17 +48,15 @@ class Two:
             for word in case[:2][side]
         ]
         before = {instance["instance_id"] for instance in self.made.instances()}
-        spec = json.dumps({"vocab_size": 1000, "block_size": BLOCK, "cached": cached})
-        engine = ("--engine", "fake", "--fake-engine", spec)
-        self.made.start_worker("--model", str(model), "--served-model-name", "tiny", *engine)
+        self.made.start_worker(*fake(model, block_size=BLOCK, cached=cached))
         self.made.wait_ready()
         (new,) = {int(instance["instance_id"]) for instance in self.made.instances()} - before
         return new
 
-    def assert_goes_to(self, case: str, side: int, weight: float) -> None:
-        first = list(CASES).index(case) * PROMPTS
-        until("the router to know", lambda: {rate for _, rate in ask(self.made, first)} == {weight})
-        assert ask(self.made, first) == [(self.workers[side], weight)] * PROMPTS
+    def assert_goes_to(self, case: str, side: int, weight: float, made: Stack | None = None) -> None:
+        made, first = made or self.made, list(CASES).index(case) * PROMPTS
+        until("the router to know", lambda: {rate for _, rate in ask(made, first)} == {weight})
+        assert ask(made, first) == [(self.workers[side], weight)] * PROMPTS
 
 
 def ask(made: Stack, first: int) -> list[tuple[int, float]]:
@@ -88,21 +86,14 @@ def test_prompt_goes_where_it_is_nearest(two: Two, case: str) -> None:
 
 
 def test_frontend_that_starts_late_learns_of_all_tiers(two: Two) -> None:
-    late = Stack(two.made.folder, workers=two.made.workers)
-    two.made.processes.append(late.start_frontend())
-    late.wait_ready()
-    two.made, known = late, two.made
-    try:
+    with another_frontend(two.made, name="late") as late:
         for case, (_, _, side, weight) in CASES.items():
-            two.assert_goes_to(case, side, weight)
-    finally:
-        two.made = known
+            two.assert_goes_to(case, side, weight, late)
 
 
-def test_weights_decide_between_tiers(tmp_path: Path, model: Path) -> None:
-    with stack(tmp_path) as made:
-        made.start_frontend("--router-host-cache-weight", "0.2", "--router-disk-cache-weight", "0.9")
-        two = Two(made, model)
-        two.assert_goes_to("host memory is nearer than a disk", 1, 0.9)
-        two.assert_goes_to("it left the cache for host memory", 1, 0.9)
-        two.assert_goes_to("only one has it in host memory", 1, 0.2)
+def test_weights_decide_between_tiers(two: Two) -> None:
+    words = ("--router-host-cache-weight", "0.2", "--router-disk-cache-weight", "0.9")
+    with another_frontend(two.made, *words, name="weights") as weighing:
+        two.assert_goes_to("host memory is nearer than a disk", 1, 0.9, weighing)
+        two.assert_goes_to("it left the cache for host memory", 1, 0.9, weighing)
+        two.assert_goes_to("only one has it in host memory", 1, 0.2, weighing)

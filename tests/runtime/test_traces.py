@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +15,7 @@ from harness.otlp import Receiver, Span, receiver
 from harness.processes import free_port
 from harness.stack import Stack, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FRONTEND, PREFILL, DECODE = "dynamo-vllm-frontend", "dynamo-vllm-prefill", "dynamo-vllm-decode"
@@ -45,18 +46,14 @@ def traced(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("traced")
-    spec = {"vocab_size": 1000, "token_ms": 5, "prefill_ms": 30, "fail_on_token": FAILS}
-    with pytest.MonkeyPatch.context() as patch, receiver(folder) as at, stack(folder) as deployment:
-        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
+    spec: dict[str, Any] = {"token_ms": 5, "prefill_ms": 30, "fail_on_token": FAILS}
+    with receiver(folder) as at, stack(folder, OTEL_BSP_SCHEDULE_DELAY="200") as deployment:
         url = at.grpc if request.param == "grpc" else at.http
         sends = ("--otlp-endpoint", url, "--otlp-protocol", request.param)
-        fake = [
-            *("--model", str(model), "--served-model-name", "tiny", "--connector", "nixl"),
-            *("--engine", "fake", "--fake-engine", json.dumps(spec), "--log-level", "debug", *sends),
-        ]
+        words = (*fake(model, **spec), "--connector", "nixl", "--log-level", "debug", *sends)
         deployment.start_frontend(*sends)
         for role in ("decode", "prefill"):
-            deployment.start_worker(*fake, "--disaggregation-mode", role)
+            deployment.start_worker(*words, "--disaggregation-mode", role)
         deployment.wait_ready().wait_over_two()
         yield Traced(deployment, at)
 
@@ -147,8 +144,7 @@ def test_receiver_that_is_gone_holds_nothing_up(tmp_path: Path, model: Path) -> 
     nobody = f"http://127.0.0.1:{free_port()}"
     with stack(tmp_path) as deployment:
         deployment.start_frontend("--otlp-endpoint", nobody)
-        words = ("--model", str(model), "--served-model-name", "tiny", "--engine", "fake")
-        worker = deployment.start_worker(*words, "--otlp-endpoint", nobody)
+        worker = deployment.start_worker(*fake(model), "--otlp-endpoint", nobody)
         deployment.wait_ready()
         for _ in range(3):
             body = {"model": "tiny", "prompt": [20], "max_tokens": 2}

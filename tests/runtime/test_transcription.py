@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from harness.media import picture, sound
+from harness.media import sound
 from harness.plane import Plane, plane
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 pytestmark = pytest.mark.more
 
@@ -27,12 +27,8 @@ IN_FLIGHT = "dynamo_component_requests_in_flight"
 
 
 def start(deployment: Stack, model: Path, *flags: str, **spec: Any) -> Worker:
-    described = json.dumps({"transcription": True, "window_seconds": 5, **spec})
-    worker = deployment.start_worker(
-        *("--model", str(model), "--served-model-name", "tiny", "--disaggregation-mode", "transcription"),
-        *("--engine", "fake", "--fake-engine", described),
-        *flags,
-    )
+    words = fake(model, transcription=True, window_seconds=5, **spec)
+    worker = deployment.start_worker(*words, "--disaggregation-mode", "transcription", *flags)
     until("ready", partial(deployment._is_ready, worker), 60)
     return worker
 
@@ -95,13 +91,6 @@ def test_same_samples_in_other_files_have_the_same_text(workers: Plane) -> None:
         assert ask(workers, body(buffer.getvalue()))[1]["duration"] == pytest.approx(3, abs=0.1)
 
 
-def test_silence_has_no_text(workers: Plane) -> None:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, np.zeros(16_000 * 20, np.int16), 16_000, format="FLAC")
-    text, last = ask(workers, body(buffer.getvalue(), response_format="verbose_json"))
-    assert (text, last["segments"], last["duration"]) == ("", [], 20)
-
-
 def long_flac(seconds: int, rate: int) -> bytes:
     buffer = io.BytesIO()
     with soundfile.SoundFile(buffer, "w", rate, 2, format="FLAC", subtype="PCM_16") as file:
@@ -113,17 +102,13 @@ def long_flac(seconds: int, rate: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "status", "why"),
     [
-        (b"", 400, "is empty"),
         (b"not a sound", 415, "format is unknown"),
-        (picture(), 415, "image"),
-        (sound()[:-9], 400, "cut off"),
         (b"OggS" + bytes(500), 400, "broken"),
-        (b"ID3" + bytes(500), 400, "broken"),
         (partial(long_flac, 901, 8000), 413, "the limit is 900 s"),
         (partial(long_flac, 230, 192_000), 413, "more than 43200000 samples"),
         (b"RIFF\0\0\0\0WAVE" + bytes(33 << 20), 413, "larger than 32 MB"),
     ],
-    ids=["empty", "text", "picture", "cut", "ogg", "mp3", "long", "samples", "large"],
+    ids=["text", "ogg", "long", "samples", "large"],
 )
 def test_bad_file_is_refused(
     workers: Plane, served: Stack, data: bytes | Callable[[], bytes], status: int, why: str
@@ -179,10 +164,9 @@ def test_dead_engine_ends_the_worker(tmp_path: Path, model: Path) -> None:
 
 def test_worker_refuses_a_model_of_another_kind(tmp_path: Path, model: Path) -> None:
     with stack(tmp_path) as made:
-        flags = ("--model", str(model), "--engine", "fake")
-        worker = made.start_worker(*flags, "--disaggregation-mode", "transcription")
+        worker = made.start_worker(*fake(model), "--disaggregation-mode", "transcription")
         assert worker.process.wait(60) == 1
         assert "does not write down speech" in worker.log.read_text()
-        other = made.start_worker(*flags, "--fake-engine", '{"transcription": true}')
+        other = made.start_worker(*fake(model, transcription=True))
         assert other.process.wait(60) == 1
         assert "--disaggregation-mode transcription" in other.log.read_text()

@@ -16,10 +16,10 @@ from harness.plane import Plane, plane
 from harness.processes import free_port
 from harness.stack import Stack, stack
 from harness.waiting import until
+from runtime.conftest import fake
 
 pytestmark = pytest.mark.more
 
-FAKE = ("--engine", "fake", "--served-model-name", "tiny")
 SPELLED = {"is_prefill_worker", "is_decode_worker", "disaggregation_mode", "dump_config_to", "system_port"}
 SPELLED |= {"multimodal_worker", "route_to_encoder", "vllm_native_encoder_worker"}
 SPELLED |= {f"multimodal_{role}_worker" for role in ("encode", "decode", "encode_prefill")}
@@ -36,23 +36,10 @@ def mode(role: str, *more: str) -> Words:
 
 CASES: dict[str, tuple[Words, Words]] = {
     "--is-prefill-worker": ((("--is-prefill-worker",), {}), mode("prefill", "--connector", "nixl")),
-    "DYN_VLLM_IS_PREFILL_WORKER": (
-        ((), {"DYN_VLLM_IS_PREFILL_WORKER": "true"}),
-        mode("prefill", "--connector", "nixl"),
-    ),
-    "--is-decode-worker": ((("--is-decode-worker",), {}), mode("decode", "--connector", "nixl")),
     "DYN_VLLM_DISAGGREGATION_MODE": (((), {"DYN_VLLM_DISAGGREGATION_MODE": "decode"}), mode("decode")),
     "--disaggregation-mode pd": (mode("pd"), mode("agg")),
     "--multimodal-worker": (((*MEDIA, "--multimodal-worker"), {}), ((*MEDIA, "--route-to-encoder"), {})),
-    "--multimodal-encode-worker": (
-        ((*MEDIA, "--multimodal-encode-worker"), {}),
-        mode("encode", *MEDIA),
-    ),
-    "--multimodal-decode-worker": (((SEES, "--multimodal-decode-worker"), {}), mode("decode", SEES)),
-    "--multimodal-encode-prefill-worker": (
-        ((SEES, "--multimodal-encode-prefill-worker"), {}),
-        mode("prefill", SEES),
-    ),
+    "--multimodal-encode-worker": (((*MEDIA, "--multimodal-encode-worker"), {}), mode("encode", *MEDIA)),
     "--store-kv": ((("--store-kv", "file"), {}), (("--discovery-backend", "file"), {})),
     "--enable-local-indexer": ((("--enable-local-indexer",), {}), ((), {"DYN_LOCAL_INDEXER": "1"})),
     "DYN_LORA_ENABLED": (
@@ -71,12 +58,8 @@ CASES: dict[str, tuple[Words, Words]] = {
 def test_older_spelling_starts_the_same_worker(name: str, model: Path, tmp_path: Path) -> None:
     older, newer = (started(words, model, tmp_path / str(n), tmp_path) for n, words in enumerate(CASES[name]))
     assert older == newer
-
-
-def test_bare_prefill_worker_takes_nixl(model: Path, tmp_path: Path) -> None:
-    found = started((("--is-prefill-worker",), {}), model, tmp_path / "bare", tmp_path)
-    assert found["options"]["connector"] == ["nixl"]
-    assert "dynamo.prefill.generate" in found["served"]
+    if name == "--is-prefill-worker":
+        assert older["options"]["connector"] == ["nixl"] and "dynamo.prefill.generate" in older["served"]
 
 
 def started(words: Words, model: Path, folder: Path, shared: Path) -> dict[str, Any]:
@@ -87,9 +70,8 @@ def started(words: Words, model: Path, folder: Path, shared: Path) -> dict[str, 
     folder.mkdir()
     with stack(folder) as made:
         dump = folder / "dump.json"
-        worker = made.start_worker(
-            "--model", str(model), *FAKE, *argv, "--dump-config-to", str(dump), env=variables
-        )
+        words = (*fake(model), *argv, "--dump-config-to", str(dump))
+        worker = made.start_worker(*words, env=variables)
         until("ready", lambda: made._is_ready(worker))
         options = json.loads(dump.read_text())["options"]
         role = worker.admin("status").json()["role"]
@@ -121,8 +103,7 @@ def without_start(value: Any) -> Any:
 def with_adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with stack(tmp_path_factory.mktemp("named")) as made:
         made.start_frontend()
-        spec = json.dumps({"adapters": 2})
-        made.start_worker("--model", str(model), *FAKE, "--fake-engine", spec, env={"DYN_LORA_ENABLED": "1"})
+        made.start_worker(*fake(model, adapters=2), env={"DYN_LORA_ENABLED": "1"})
         yield made.wait_ready()
 
 
