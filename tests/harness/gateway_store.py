@@ -1,4 +1,4 @@
-"""What the gateway's store must do in any database: unit tests run it in SQLite, runtime tests in both."""
+"""What the gateway's store must do in any database: unit tests run it in SQLite, others in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -161,6 +161,23 @@ class TwoGateways:
             lambda t: t.all("SELECT subject, tokens, running FROM gateway_counters ORDER BY subject")
         )
         assert row == [("key key-1", 200, 20), ("tenant t", 200, 20)]
+
+    async def test_limit_holds_under_load_from_two_gateways(self, stores: tuple[Store, Store]) -> None:
+        """Keys of two tenants in mixed order: no request too many, and no wait for a deadlock to be found."""
+        tenants = [Tenant(name, Limits(tokens_per_minute=300)) for name in ("a", "b")]
+        made = [
+            Key(f"key-{n}", f"dv-{n}", "k", tenant=tenants[n % 2].name, limits=Limits(concurrent=40))
+            for n in range(6)
+        ]
+
+        async def ask(n: int) -> str | None:
+            store, key, tenant = stores[n % 2], made[n * 7 % 6], tenants[n * 7 % 2]
+            answer = await store.limiter.admit(f"r{n}", key, tenant, 5, now=NOON)
+            await store.database.run(lambda t: t.all("SELECT version FROM gateway_version"))
+            return tenant.name if isinstance(answer, Admitted) else None
+
+        answers = await asyncio.gather(*(ask(n) for n in range(400)))
+        assert (answers.count("a"), answers.count("b")) == (60, 60)
 
     async def test_request_admitted_twice_is_counted_once(self, stores: tuple[Store, Store]) -> None:
         key = with_limits(tokens_per_minute=100, concurrent=1)

@@ -13,7 +13,6 @@ import pytest
 from dynamo_vllm.gateway import schema
 from dynamo_vllm.gateway.database import Database, Transaction
 from dynamo_vllm.gateway.store import keys
-from dynamo_vllm.gateway.store.keys import Key, Limits, Tenant
 from dynamo_vllm.gateway.store.limits import Admitted
 from harness import gateway_store
 from harness.gateway_store import DEFAULT, NOON, Store, record, used, with_limits
@@ -38,23 +37,6 @@ class TestStore(gateway_store.TwoGateways):
         database.run_now(lambda t: [t.execute(f"DROP TABLE {name}") for name in TABLES])
         database.close()
         return lambda: gateway_store.opened(server.url)
-
-    async def test_limit_holds_under_load_from_two_gateways(self, stores: tuple[Store, Store]) -> None:
-        """Keys of two tenants in mixed order: no request too many, and no wait for a deadlock to be found."""
-        tenants = [Tenant(name, Limits(tokens_per_minute=300)) for name in ("a", "b")]
-        made = [
-            Key(f"key-{n}", f"dv-{n}", "k", tenant=tenants[n % 2].name, limits=Limits(concurrent=40))
-            for n in range(6)
-        ]
-
-        async def ask(n: int) -> str | None:
-            store, key, tenant = stores[n % 2], made[n * 7 % 6], tenants[n * 7 % 2]
-            answer = await store.limiter.admit(f"r{n}", key, tenant, 5, now=NOON)
-            await store.database.run(lambda t: t.all("SELECT version FROM gateway_version"))
-            return tenant.name if isinstance(answer, Admitted) else None
-
-        answers = await asyncio.gather(*(ask(n) for n in range(400)))
-        assert (answers.count("a"), answers.count("b")) == (60, 60)
 
 
 async def test_work_goes_on_when_the_server_is_back(server: Server) -> None:

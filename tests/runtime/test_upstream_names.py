@@ -70,8 +70,7 @@ def started(words: Words, model: Path, folder: Path, shared: Path) -> dict[str, 
     folder.mkdir()
     with stack(folder) as made:
         dump = folder / "dump.json"
-        words = (*fake(model), *argv, "--dump-config-to", str(dump))
-        worker = made.start_worker(*words, env=variables)
+        worker = made.start_worker(*fake(model), *argv, "--dump-config-to", str(dump), env=variables)
         until("ready", lambda: made._is_ready(worker))
         options = json.loads(dump.read_text())["options"]
         role = worker.admin("status").json()["role"]
