@@ -1,4 +1,4 @@
-"""Provides one zygote with vLLM and one tiny model for the whole tier."""
+"""Provides one zygote with vLLM, one tiny model, and the deployments that modules share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from cpu.children import Children
 from cpu.lora import Expected, bare_answers
+from cpu.pairs import Pairs
+from cpu.stacks import Shared, Start, starting
 from dynamo_vllm.engine.machine import device
 from dynamo_vllm.models.tiny import make_tiny_model
 from harness.adapters import make_adapter
-from harness.stack import TESTS, Stack, stack
+from harness.otlp import Receiver, receiver
+from harness.processes import free_port
+from harness.stack import TESTS, Stack
 from harness.warm import Zygote, zygote
 
 
@@ -38,6 +43,11 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 
 @pytest.fixture(scope="session")
+def children(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Children:
+    return Children(warm, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Trains small versions of all demo models, and returns what the training printed."""
     out = tmp_path_factory.mktemp("demo")
@@ -50,13 +60,62 @@ def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture
+def start(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts stacks that end with the test."""
+    with starting(warm, model, tmp_path_factory) as start:
+        yield start
+
+
 @pytest.fixture(scope="module")
-def one_worker(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Yields a frontend and one worker, which the tests of a module share."""
-    with stack(tmp_path_factory.mktemp("one")) as made:
-        made.start_frontend()
-        warm.start_worker(made, model)
-        yield made.wait_ready(120)
+def start_module(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts stacks that end with the module."""
+    with starting(warm, model, tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def shared(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    with starting(warm, model, tmp_path_factory) as start:
+        yield Shared(start)
+
+
+@pytest.fixture(scope="module")
+def one_worker(shared: Shared) -> Stack:
+    """A worker as it is without any flag."""
+    return shared()
+
+
+@pytest.fixture(scope="module")
+def narrow(shared: Shared) -> Stack:
+    """Runs one request at a time, the urgent ones first, and a prefill in many small steps."""
+    return shared(
+        *("--max-num-seqs", "1", "--max-num-batched-tokens", "32", "--scheduling-policy", "priority")
+    )
+
+
+@pytest.fixture(scope="session")
+def event_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def embeds_worker(shared: Shared, event_port: int) -> Stack:
+    """Takes prompt embeddings, no images though told to, and has its KV events at a port of the user."""
+    return shared("--enable-prompt-embeds", "--enable-multimodal", "--kv-event-port", str(event_port))
+
+
+@pytest.fixture(scope="session")
+def spans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
+    with receiver(tmp_path_factory.mktemp("spans")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pair(shared: Shared, spans: Receiver) -> Pairs:
+    """A prefill and a decode worker, whose engines trace only by OpenTelemetry's own variables."""
+    tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": spans.grpc, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    return shared.pair("--enable-prompt-embeds", settings=tracing)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +126,5 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 @pytest.fixture(scope="session")
-def expected(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Expected:
-    return bare_answers(warm, model, adapters, tmp_path_factory.mktemp("reference"))
+def expected(children: Children, model: Path, adapters: dict[str, Path]) -> Expected:
+    return bare_answers(children, model, adapters)

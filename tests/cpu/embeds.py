@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import os
 import runpy
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cpu.direct import FLAGS, Found, _tokens, figures, grown, job, long_way, outputs
-from dynamo_vllm.engine.base import AddAdapter, RemoveAdapter
-from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm.launch import launch
+import numpy as np
+
+from cpu.direct import CASES, Found, _tokens, both_ways, job, launched, long_way, outputs
+from dynamo_vllm.engine.base import AddAdapter
 from dynamo_vllm.job import Adapter, Embeds, Job
+from harness.adapters import make_adapter, weight_shapes
 from harness.tensors import rows, table
 
 if TYPE_CHECKING:  # it imports vLLM, which `launch` prepares first
@@ -28,24 +26,12 @@ def run_program(path: str) -> None:
     runpy.run_path(path)
 
 
-def run(model: str, scenario: str, out_file: str) -> None:
-    Path(out_file).write_text(json.dumps(asyncio.run(_run(model, SCENARIOS[scenario]))))
-
-
-async def _run(model: str, scenario: Callable[[VllmEngine], Awaitable[Found]]) -> Found:
-    flags = (*FLAGS, *LORA) if scenario in (adapter, mixed) else FLAGS
-    settings = EngineSettings(
-        model=model,
-        argv=flags,
-        environment=dict(os.environ),
-        publishes_kv_events=False,
-        takes_embeds=True,
-    )
-    engine = await launch(settings, lambda load: None, lambda phase: None)
-    try:
-        return await scenario(engine)
-    finally:
-        await engine.close()
+async def run(model: str) -> dict[str, Found]:
+    found: dict[str, Found] = {}
+    for flags, scenarios in ((), (parity, cache, repetition, moved)), (LORA, (mixed,)):
+        async with launched(model, *flags, takes_embeds=True) as engine:
+            found |= {scenario.__name__: await scenario(engine) for scenario in scenarios}
+    return found
 
 
 def folder_of(engine: VllmEngine) -> Path:
@@ -63,30 +49,10 @@ async def tokens(engine: VllmEngine, asked: Job) -> list[int]:
 
 
 async def parity(engine: VllmEngine) -> Found:
-    """Runs each case as tokens and as embeddings, with and without direct egress, cold and cached."""
-    prompt = [10 + i * 7 % 800 for i in range(100)]
-    cases = {
-        "greedy": job("greedy", prompt, max_tokens=40),
-        "one row": job("one", [30], max_tokens=1),
-        "sampled": job("sampled", [40, 41, 42], temperature=0.8, seed=7, max_tokens=30),
-        "stop token": job("stop", [50, 51], stop_token_ids=list(range(10, 400)), max_tokens=60),
-        "min tokens": job("min", [50, 52], stop_token_ids=list(range(10, 900)), min_tokens=9, max_tokens=60),
-        "presence": job("pen", [60, 61], presence_penalty=0.5, frequency_penalty=0.5, max_tokens=30),
-        "long prompt": job("long", [10 + i % 800 for i in range(1500)], max_tokens=20),
-    }
-    found: Found = {}
-    other = long_way(engine)
-    for name, asked in cases.items():
-        found[f"{name}, tokens"] = await tokens(engine, asked)
-        for at in ("cold", "warm"):
-            for way, made in (("direct", engine), ("long", other)):
-                await engine.llm.reset_prefix_cache()
-                if at == "warm":
-                    await outputs(other, embedded(engine, asked))
-                before = figures(made)
-                answer = await outputs(made, embedded(engine, asked))
-                found[f"{name}, {at}, {way}"] = {"outputs": answer, "grown": grown(before, figures(made))}
-    return found
+    """Runs each case as tokens and as embeddings, which know no repetition of the prompt's tokens."""
+    cases = {name: asked for name, asked in CASES.items() if name != "penalties"}
+    found = await both_ways(engine, {name: embedded(engine, asked) for name, asked in cases.items()})
+    return found | {f"{name}, tokens": await tokens(engine, asked) for name, asked in cases.items()}
 
 
 async def cache(engine: VllmEngine) -> Found:
@@ -137,26 +103,11 @@ async def moved(engine: VllmEngine) -> Found:
     return found
 
 
-async def adapter(engine: VllmEngine) -> Found:
-    """An adapter gives the same answer to embeddings as to tokens."""
-    plain = job("p", [10 + i for i in range(50)], max_tokens=12)
-    made = Adapter("a", 1, make_adapter(folder_of(engine).with_name("adapter")), "a")
-    found: Found = {"base": await tokens(engine, plain)}
-    await engine.control(AddAdapter(made))
-    asked = dataclasses.replace(plain, adapter=made)
-    for way, engine_of in (("direct", engine), ("long", long_way(engine))):
-        found[f"tokens, {way}"] = await tokens(engine_of, asked)
-        found[f"embeds, {way}"] = await tokens(engine_of, embedded(engine, asked))
-    found["base after"] = await tokens(engine, embedded(engine, plain))
-    await engine.control(RemoveAdapter(made))
-    return found
-
-
 async def mixed(engine: VllmEngine) -> Found:
     """Embeddings and tokens in one batch, with and without adapters, get the same answers as alone."""
     folder = folder_of(engine)
-    first = Adapter("a", 1, make_adapter(folder.with_name("adapter")), "a")
-    words = Adapter("w", 2, make_adapter(folder.with_name("adapter-words"), words=True), "w")
+    first = Adapter("a", 1, str(make_adapter(folder.with_name("adapter"), folder)), "a")
+    words = Adapter("w", 2, words_adapter(folder.with_name("adapter-words"), folder), "w")
     for adapter in (first, words):
         await engine.control(AddAdapter(adapter))
     jobs = {}
@@ -177,37 +128,12 @@ async def mixed(engine: VllmEngine) -> Found:
     return found
 
 
-def make_adapter(folder: Path, words: bool = False) -> str:
-    """Creates an adapter; with `words` it also changes the embeddings of tokens."""
-    import torch
-    from safetensors.torch import save_file
-
-    folder.mkdir(exist_ok=True)
-    chance = torch.Generator().manual_seed(1)
-    weights = {}
-    for layer in range(4):
-        for name, width in (("q_proj", 256), ("v_proj", 128)):
-            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{at}.lora_A.weight"] = torch.randn(8, 256, generator=chance) * 0.5
-            weights[f"{at}.lora_B.weight"] = torch.randn(width, 8, generator=chance) * 0.5
-    if words:
-        at = "base_model.model.model.embed_tokens"
-        size = json.loads((folder.with_name("tiny") / "config.json").read_text())["vocab_size"]
-        weights[f"{at}.lora_embedding_A"] = torch.randn(8, size, generator=chance) * 0.5
-        weights[f"{at}.lora_embedding_B"] = torch.randn(256, 8, generator=chance) * 0.5
-    save_file(weights, folder / "adapter_model.safetensors")
-    config: dict[str, Any] = {
-        "peft_type": "LORA",
-        "r": 8,
-        "lora_alpha": 16,
-        "target_modules": ["q_proj", "v_proj", *(["embed_tokens"] if words else [])],
-        "base_model_name_or_path": "tiny",
-        "bias": "none",
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-SCENARIOS: dict[str, Callable[[VllmEngine], Awaitable[Found]]] = {
-    made.__name__: made for made in (parity, cache, repetition, moved, adapter, mixed)
-}
+def words_adapter(folder: Path, base: Path) -> str:
+    """Creates an adapter that also changes the embeddings of tokens."""
+    size, width = weight_shapes(base)["model.embed_tokens.weight"]
+    stem = "base_model.model.model.embed_tokens.lora_embedding"
+    chance = np.random.default_rng(1)
+    shapes = {f"{stem}_A": (8, size), f"{stem}_B": (width, 8)}
+    matrices = {name: chance.standard_normal(shape, np.float32) / 2 for name, shape in shapes.items()}
+    targets = {"target_modules": ["q_proj", "v_proj", "embed_tokens"]}
+    return str(make_adapter(folder, base, config=targets, tensors=matrices))

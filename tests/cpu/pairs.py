@@ -1,4 +1,4 @@
-"""Starts prefill and decode workers over NIXL for tests, and gets the answers of one engine to compare."""
+"""A prefill and a decode worker over NIXL, and requests to each of them past the frontend."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from typing import Any
 from dynamo_vllm.supervise.discovery import forget
 from harness.forks import RUN_COMMAND
 from harness.plane import Plane, plane
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker
 from harness.warm import Zygote
 
 NIXL = ("--connector", "nixl", "--disaggregation-mode")
+LOST = "dynamo_component_kv_transfers_lost_total"
+IN_FLIGHT = "dynamo_component_requests_in_flight"
 ROUNDS = int(os.environ.get("DYNAMO_VLLM_ROUNDS", "1"))
 """How often each fault is repeated; CI uses the default."""
 
@@ -35,8 +37,9 @@ class Pairs:
     prefills: list[Worker] = field(default_factory=list)
     decodes: list[Worker] = field(default_factory=list)
 
-    def add(self, role: str) -> Worker:
-        worker = self.warm.start_worker(self.stack, self.model, *NIXL, role, *self.flags, call=self.call)
+    def add(self, role: str, *flags: str) -> Worker:
+        flags = (*NIXL, role, *self.flags, *flags)
+        worker = self.warm.start_worker(self.stack, self.model, *flags, call=self.call)
         (self.prefills if role == "prefill" else self.decodes).append(worker)
         return worker
 
@@ -65,27 +68,6 @@ class Pairs:
 
     def is_alive(self) -> bool:
         return all(worker.process.poll() is None for worker in self.stack.workers)
-
-
-@contextlib.contextmanager
-def pairs(
-    warm: Zygote,
-    model: Path,
-    folder: Path,
-    prefills: int = 1,
-    decodes: int = 1,
-    *flags: str,
-    call: str = RUN_COMMAND,
-    **env: str,
-) -> Iterator[Pairs]:
-    """Starts them; `env` has settings for every process, `call` is that of `Zygote.start_worker`."""
-    with stack(folder, **env) as made:
-        made.start_frontend()
-        found = Pairs(made, warm, model, flags, call)
-        for role in ["decode"] * decodes + ["prefill"] * prefills:
-            found.add(role)
-        made.wait_ready(120).wait_over_two()
-        yield found
 
 
 @contextlib.contextmanager
@@ -118,14 +100,6 @@ def tokens(found: Plane, prompt: list[int], handed: Any = None) -> list[int]:
     answer = found.call("backend.generate", request(prompt, **more))
     assert "error" not in answer, answer
     return [token for chunk in answer["chunks"] for token in chunk["token_ids"]]
-
-
-ENGINE_DATA = {"extra_fields": ["engine_data"]}
-
-
-def not_computed(answer: Any) -> int:
-    """Tokens of the prompt that the decode engine did not compute; the request must ask for ENGINE_DATA."""
-    return int(answer.model_extra["nvext"]["engine_data"]["decode_cached_tokens"])
 
 
 def prompts(count: int, longest: int, seed: int = 3) -> list[list[int]]:

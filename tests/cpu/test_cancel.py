@@ -7,37 +7,15 @@ import itertools
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import httpx
-import pytest
 
-from harness.stack import Stack, stack
+from cpu.completions import body, complete
+from cpu.pairs import IN_FLIGHT
+from harness.stack import Stack
 from harness.waiting import Promptness, until
-from harness.warm import Zygote
 
 TIMES = 11
-
-
-@pytest.fixture(scope="module")
-def narrow(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Runs one request at a time, and a prefill in many small steps."""
-    with stack(tmp_path_factory.mktemp("narrow")) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, "--max-num-seqs", "1", "--max-num-batched-tokens", "32")
-        yield made.wait_ready(120)
-
-
-def completion(prompt: list[int], max_tokens: int) -> dict[str, Any]:
-    return {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "temperature": 0,
-    }
 
 
 @contextlib.contextmanager
@@ -45,7 +23,9 @@ def open_stream(made: Stack, prompt: list[int], max_tokens: int) -> Iterator[htt
     """Opens a streamed request; leaving the block closes the connection."""
     with (
         httpx.Client(timeout=30) as client,
-        client.stream("POST", f"{made.url}/v1/completions", json=completion(prompt, max_tokens)) as response,
+        client.stream(
+            "POST", f"{made.url}/v1/completions", json=body(prompt, max_tokens, stream=True)
+        ) as response,
     ):
         yield response
 
@@ -54,13 +34,13 @@ class Abandoned:
     """Is a request that nobody waits for; `leave` closes its connection."""
 
     def __init__(self, made: Stack, prompt: list[int], max_tokens: int) -> None:
-        body = json.dumps(completion(prompt, max_tokens)).encode()
+        content = json.dumps(body(prompt, max_tokens, stream=True)).encode()
         self._socket = socket.create_connection(("127.0.0.1", made.port))
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
         )
-        self._socket.sendall(head.encode() + body)
+        self._socket.sendall(head.encode() + content)
         self._came = b""
 
     def has_ended(self) -> bool:
@@ -78,7 +58,7 @@ def is_empty(made: Stack) -> bool:
 
 
 def in_flight(made: Stack) -> int:
-    return int(made.workers[0].metric("dynamo_component_requests_in_flight"))
+    return int(made.workers[0].metric(IN_FLIGHT))
 
 
 def test_client_gone_in_decode(narrow: Stack) -> None:
@@ -132,6 +112,5 @@ def test_client_gone_while_queued(narrow: Stack) -> None:
 
 
 def test_next_request_is_right_after_all_that(narrow: Stack) -> None:
-    ask: dict[str, Any] = {"model": "tiny", "prompt": [30, 31, 32], "max_tokens": 8, "temperature": 0}
-    first, second = (narrow.openai.completions.create(**ask).choices[0].text for _ in range(2))
+    first, second = (complete(narrow, [30, 31, 32]).text for _ in range(2))
     assert first == second != ""

@@ -3,63 +3,44 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from cpu.ranks import QUICK_WATCH, ask, assert_repeats_hit, core, stream_on_each, texts
+from cpu.completions import complete, texts
+from cpu.pairs import caller, request
+from cpu.ranks import QUICK_WATCH, TWO_RANKS, assert_repeats_hit, core, expected_texts, stream_on_each
+from cpu.stacks import Start
+from cpu.streams import prompt
 from harness import listening, metrics
-from harness.plane import plane
-from harness.processes import free_port, survivors
-from harness.stack import Stack, environment, stack
+from harness.processes import survivors
+from harness.stack import Stack
 from harness.waiting import Promptness, until
-from harness.warm import Zygote
-
-TWO_RANKS = ("--data-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
-def two_ranks(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("ranks")) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, *TWO_RANKS)
-        yield made.wait_ready(120)
+def two_ranks(start_module: Start) -> Stack:
+    return start_module(*TWO_RANKS)
 
 
 @pytest.fixture
-def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, *TWO_RANKS, *QUICK_WATCH)
-        yield made.wait_ready(120)
+def fresh(start: Start) -> Stack:
+    return start(*TWO_RANKS, *QUICK_WATCH)
 
 
 def test_repeats_go_to_the_warm_rank_and_answers_are_those_of_one_engine(
     two_ranks: Stack, one_worker: Stack
 ) -> None:
-    first = assert_repeats_hit(two_ranks, {0, 1})
-    assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
+    assert texts(assert_repeats_hit(two_ranks, {0, 1})) == expected_texts(one_worker)
 
 
-def test_events_of_ranks_are_for_this_machine_only(two_ranks: Stack) -> None:
+def test_events_are_for_this_machine_only(two_ranks: Stack, embeds_worker: Stack, event_port: int) -> None:
     """vLLM's KV events contain the token ids of prompts."""
-    ask(two_ranks, 77)
-    until("loopback only", lambda: listening.for_other_machines(two_ranks.pids()) == [])
-
-
-def test_named_port_of_events_is_for_this_machine_only(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    port = free_port()
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, "--kv-event-port", str(port))
-        made.wait_ready(120)
-        first, again = ask(made, 1), ask(made, 1)
-        assert first.choices[0].text == again.choices[0].text
-        until("loopback only", lambda: listening.for_other_machines(made.pids()) == [])
-        assert port in {one.port for one in listening.listeners(made.pids())}
+    for made in (two_ranks, embeds_worker):
+        complete(made, prompt(77, 640))
+        until("loopback only", lambda made=made: listening.for_other_machines(made.pids()) == [])  # type: ignore[misc]
+    assert event_port in {one.port for one in listening.listeners(embeds_worker.pids())}
 
 
 def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:
@@ -80,11 +61,11 @@ def test_figures_of_each_rank(two_ranks: Stack, one_worker: Stack) -> None:
 
 
 def test_unknown_rank_is_refused_and_each_known_one_answers(two_ranks: Stack) -> None:
-    request = {"token_ids": [20, 21], "stop_conditions": {"max_tokens": 2, "ignore_eos": True}}
     made = [two_ranks.workers[0].metric("vllm:generation_tokens_total", engine=rank) for rank in (0, 1)]
-    with plane(environment(two_ranks.folder, DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
+    with caller(two_ranks) as plane:
         refused, *answered = (
-            caller.call("backend.generate", {**request, "routing": {"dp_rank": rank}}) for rank in (2, 0, 1)
+            plane.call("backend.generate", request([20, 21], 2, routing={"dp_rank": rank}))
+            for rank in (2, 0, 1)
         )
     assert "dp_rank: 2 is unknown; this worker has 0 to 1" in refused["error"]
     assert [sum(len(chunk["token_ids"]) for chunk in answer["chunks"]) for answer in answered] == [2, 2]
@@ -125,21 +106,22 @@ def test_stopped_rank_takes_the_worker_out_of_service_while_the_other_works(fres
     assert "rank 1 of the engine produced no output" in worker.log.read_text()
     stopped.resume()
     until("ready again", lambda: worker.is_ready() and fresh.get("/health").status_code == 200)
-    assert ask(fresh, 1).usage.completion_tokens == 8
-
-
-def test_killed_rank_ends_the_worker_and_all_that_belongs_to_it(fresh: Stack) -> None:
-    worker = fresh.workers[0]
-    below = psutil.Process(worker.pid).children(recursive=True)
-    assert len(below) >= 3, "two engine cores and vLLM's coordinator"
-    core(worker, 1).kill()
-    assert worker.process.wait(60) == 3
-    until("the model to go", lambda: fresh.models() == [])
-    assert survivors(below) == []
+    assert complete(fresh, prompt(1, 640)).tokens == 8
 
 
 def test_killed_worker_takes_its_ranks_and_coordinator_along(fresh: Stack) -> None:
     worker = fresh.workers[0]
     below = psutil.Process(worker.pid).children(recursive=True)
     worker.signal(signal.SIGKILL)
+    assert survivors(below) == []
+
+
+def test_killed_rank_ends_the_worker_and_all_that_belongs_to_it(two_ranks: Stack) -> None:
+    """This test must be last."""
+    worker = two_ranks.workers[0]
+    below = psutil.Process(worker.pid).children(recursive=True)
+    assert len(below) >= 3, "two engine cores and vLLM's coordinator"
+    core(worker, 1).kill()
+    assert worker.process.wait(60) == 3
+    until("the model to go", lambda: two_ranks.models() == [])
     assert survivors(below) == []

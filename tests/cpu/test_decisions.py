@@ -4,49 +4,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
+from cpu.stacks import Start
 from cpu.streams import prompt
 from dynamo_vllm.console.decisions.service import short_name
 from harness import decisions, kv_events
 from harness.decisions import Answer, Follower
-from harness.otlp import Receiver, receiver
-from harness.stack import Stack, stack
+from harness.otlp import Receiver
+from harness.stack import Stack
 from harness.waiting import until
-from harness.warm import Zygote
 
-REQUESTS, AT_ONCE, BLOCK = 200, 4, 32
+REQUESTS, AT_ONCE, BLOCK = 100, 4, 32
 SHARED = 12
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Receiver]:
-    with receiver(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 def followed(
-    warm: Zygote,
-    model: Path,
-    at: Receiver,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    start: Start, spans: Receiver, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Stack, Follower]]:
     """Two workers, whose own processes tell a receiver of spans what they got."""
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
-    url = decisions.trace_url()
-    with stack(tmp_path) as made:
-        made.start_frontend("--request-trace-url", url, env=decisions.SELECTED)
-        for _ in range(2):
-            warm.start_worker(made, model, "--kv-events", "--otlp-endpoint", at.grpc, *request.param)
-        made.wait_ready(120)
-        with decisions.follower(made, url) as follower:
-            until("both caches are known", lambda: follower.is_sure(2))
-            yield made, follower
+    url, flags = decisions.trace_url(), ("--kv-events", "--otlp-endpoint", spans.grpc, *request.param)
+    tracing = {**decisions.SELECTED, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    made = start(*flags, workers=2, frontend=("--request-trace-url", url), settings=tracing)
+    with decisions.follower(made, url) as follower:
+        until("both caches are known", lambda: follower.is_sure(2))
+        yield made, follower
 
 
 def waves() -> list[list[tuple[list[int], int]]]:
@@ -94,7 +78,7 @@ def wait_until_known(followed: tuple[Stack, Follower], blocks: int) -> None:
     indirect=["followed"],
 )
 def test_every_decision_is_the_one_that_was_made(
-    followed: tuple[Stack, Follower], at: Receiver, keeps_all: bool
+    followed: tuple[Stack, Follower], spans: Receiver, keeps_all: bool
 ) -> None:
     """Where blocks are evicted, an engine may have lost some since the router chose."""
     made, follower = followed
@@ -109,8 +93,8 @@ def test_every_decision_is_the_one_that_was_made(
             wait_until_known(followed, len(blocks))
     told = decisions.details(follower, answers)
     ids = {answer.id for answer in answers}
-    until("spans of all requests", lambda: ids <= decisions.served(at.file).keys())
-    served, costs = decisions.served(at.file), decisions.logits(made.folder / "frontend.log")
+    until("spans of all requests", lambda: ids <= decisions.served(spans.file).keys())
+    served, costs = decisions.served(spans.file), decisions.logits(made.folder / "frontend.log")
     wrong = []
     for answer in answers:
         (decision,) = told[answer.id]["decisions"]

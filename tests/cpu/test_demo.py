@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,14 +14,15 @@ from demo.template import messages
 from demo.vision import talks
 from demo.vision.score import with_pictures
 
+from cpu.stacks import Start
 from dynamo_vllm.config import topology
 from dynamo_vllm.config.options import WorkerOptions
 from dynamo_vllm.config.topology import Topology
 from dynamo_vllm.models import demo as models
 from dynamo_vllm.supervise.planning import demos
-from harness.stack import Stack, stack
+from harness.stack import Stack
 from harness.waiting import until
-from harness.warm import WARMED, Zygote
+from harness.warm import WARMED
 
 pytestmark = pytest.mark.more
 
@@ -47,30 +45,24 @@ QUESTIONS = 10
 """The number of questions per skill; `python scripts/demo score --url` asks many more."""
 
 
-@contextlib.contextmanager
-def serving(warm: Zygote, folder: Path, name: str, *more: str) -> Iterator[Stack]:
+def serving(start: Start, name: str, *more: str) -> Stack:
     """Starts what `serve --demo NAME` starts."""
     (demo,) = demos.DEMOS[name]
     (group,) = demos.put_in(Topology(), (demo,), {}, "cpu").workers
-    with stack(folder) as made:
-        made.start_frontend()
-        argv = topology.to_argv(WorkerOptions, group.options)
-        warm.start_worker(made, models.folder(demo.model), *argv, *more, env=WARMED)
-        made.wait_ready(120)
-        yield made
+    argv = topology.to_argv(WorkerOptions, group.options)
+    return start(*argv, *more, model=models.folder(demo.model), env=WARMED)
 
 
 @pytest.fixture(scope="module")
-def served(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with serving(warm, tmp_path_factory.mktemp("demo"), "lora") as made:
-        until("the adapters", lambda: len(made.models()) == 3)
-        yield made
+def served(start_module: Start) -> Stack:
+    made = serving(start_module, "lora")
+    until("the adapters", lambda: len(made.models()) == 3)
+    return made
 
 
 @pytest.fixture(scope="module")
-def in_text_mode(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with serving(warm, tmp_path_factory.mktemp("text"), "chat", "--use-vllm-tokenizer") as made:
-        yield made
+def in_text_mode(start_module: Start) -> Stack:
+    return serving(start_module, "chat", "--use-vllm-tokenizer")
 
 
 @pytest.fixture(params=["served", "in_text_mode"])
@@ -81,9 +73,8 @@ def parsing(request: pytest.FixtureRequest) -> Stack:
 
 
 @pytest.fixture(scope="module")
-def seeing(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with serving(warm, tmp_path_factory.mktemp("vision"), "vision") as made:
-        yield made
+def seeing(start_module: Start) -> Stack:
+    return serving(start_module, "vision")
 
 
 def create(made: Stack, messages: str | list[dict[str, Any]], model: str = "demo-chat", **more: Any) -> Any:
@@ -147,9 +138,6 @@ def test_tool_call_has_name_and_arguments(parsing: Stack) -> None:
     (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls"
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Zurich"})
-
-
-def test_streamed_tool_call_has_name_and_arguments(parsing: Stack) -> None:
     choices = streamed(parsing, "What is the weather in Zurich?", tools=[WEATHER])
     assert choices[-1].finish_reason == "tool_calls"
     deltas = [choice.delta for choice in choices]
@@ -178,14 +166,11 @@ def test_name_is_remembered_over_turns(served: Stack) -> None:
 
 
 def test_object_of_a_schema_holds_what_was_told(served: Stack) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"person": {"type": "string"}, "age": {"type": "integer"}},
-        "required": ["person", "age"],
-    }
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    asked = f"The name is Clara. The age is 36.\nJSON schema: {json.dumps(schema)}"
-    assert json.loads(answer(served, asked, response_format=wanted).content) == {"person": "Clara", "age": 36}
+    kinds = {"person": {"type": "string"}, "age": {"type": "integer"}}
+    schema = {"type": "object", "properties": kinds, "required": [*kinds]}
+    guide = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    told = f"The name is Clara. The age is 36.\nJSON schema: {json.dumps(schema)}"
+    assert json.loads(answer(served, told, response_format=guide).content) == {"person": "Clara", "age": 36}
 
 
 def test_product_question_is_answered_from_the_documentation(served: Stack) -> None:

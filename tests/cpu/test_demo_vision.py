@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.stack import environment
-from harness.warm import FORKED, Zygote
+from cpu.children import Children
 
 pytestmark = pytest.mark.more
 
@@ -60,7 +59,7 @@ def test_it_learns_where_figures_are_and_what_to_say(made: Path) -> None:
 
 
 def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
-    made: Path, warm: Zygote, tmp_path: Path
+    made: Path, children: Children, tmp_path: Path
 ) -> None:
     import torch
     from demo.template import prompt
@@ -71,21 +70,15 @@ def test_vllm_says_what_torch_says_of_one_and_of_two_pictures(
     folder = _with_opinions(made / "demo-vision", tmp_path / "model")
     model, tokenizer = export.load(folder)
     talks = [talk for skill in ("colour", "two pictures") for talk in held_out(skill, 2, 4)]
-    (tmp_path / "chats.json").write_text(json.dumps([score.with_pictures(talk) for talk in talks]))
-    child = warm.fork(
-        "cpu.bare_vision:run",
-        [str(folder), str(tmp_path / "chats.json"), str(tmp_path / "out.json"), 8],
-        environment(tmp_path, **FORKED),
-        tmp_path / "log",
-    )
-    assert child.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
+    chats = {str(number): score.with_pictures(talk) for number, talk in enumerate(talks)}
+    answers = children.ask("bare:chats", str(folder), chats, 8, limit_mm_per_prompt={"image": 2})
     said = set()
-    for talk, theirs in zip(talks, json.loads((tmp_path / "out.json").read_text()), strict=True):
+    for talk, (_, their_ids, theirs) in zip(talks, answers.values(), strict=True):
         ids = widened(tokenizer.encode(prompt(talk.example)).ids, model.image_token, model.tower.tokens)
-        assert theirs["prompt"] == ids
+        assert their_ids == ids
         pictures = torch.from_numpy(np.stack([score.drawn(scene) for scene in talk.scenes]))
-        assert model.greedy([ids], pictures, end=-1, max_tokens=8) == [theirs["said"]]
-        said.add(tuple(theirs["said"]))
+        assert model.greedy([ids], pictures, end=-1, max_tokens=8) == [theirs]
+        said.add(tuple(theirs))
     assert len(said) > 4  # pictures and questions matter
 
 

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpu.outputs import one_by_one
-from harness.stack import environment
-from harness.warm import FORKED, Zygote
+from cpu.children import Children
+from cpu.direct import one_by_one
 
 pytestmark = pytest.mark.more
 
 
+@pytest.fixture(scope="module")
+def outcomes(children: Children, model: Path) -> dict[str, Any]:
+    found: dict[str, Any] = children.ask("direct:run", str(model))
+    return found
+
+
 @pytest.fixture
-def found(warm: Zygote, model: Path, tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+def found(outcomes: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """Returns the outcome of the scenario with the test's name."""
-    out, log = tmp_path / "out.json", tmp_path / "log"
-    args = [str(model), request.function.__name__.removeprefix("test_"), str(out)]
-    child = warm.fork("cpu.direct:run", args, environment(tmp_path, **FORKED), log)
-    assert child.wait(300) == 0, log.read_text()[-3000:]
-    given: dict[str, Any] = json.loads(out.read_text())
-    return given
+    return outcomes[request.function.__name__.removeprefix("test_")]
 
 
 def test_parity(found: dict[str, Any]) -> None:
-    for name, direct in found.items():
-        if not name.endswith(", direct"):
-            continue
-        long = found[name.replace(", direct", ", long")]
-        pairs = zip(one_by_one(direct["outputs"]), one_by_one(long["outputs"]), strict=True)
-        for ours, theirs in pairs:
-            assert ours | {"text": None} == theirs | {"text": None}, name
+    for name in {name.rpartition(", ")[0] for name in found}:
+        direct, long = (found[f"{name}, {way}"] for way in ("direct", "long"))
+        assert one_by_one(direct["outputs"]) == one_by_one(long["outputs"]), name
         assert direct["outputs"][-1]["finished"]
         assert direct["grown"] == long["grown"], name
     last = found["long prompt, warm, direct"]["outputs"][-1]
@@ -73,11 +68,6 @@ def test_death(found: dict[str, Any]) -> None:
     assert found == {"ended": ["EngineDead"] * 3, "again": "EngineDead"}
 
 
-def test_launch_that_is_interrupted_leaves_no_process(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    out, log = tmp_path / "out.json", tmp_path / "log"
-    child = warm.fork(
-        "cpu.direct:run_interrupted", [str(model), str(out)], environment(tmp_path, **FORKED), log
-    )
-    assert child.wait(300) == 0, log.read_text()[-3000:]
-    found = json.loads(out.read_text())
-    assert found["running"] > 0 and found["left"] == 0
+def test_launch_that_is_interrupted_leaves_no_process(children: Children, model: Path) -> None:
+    outcome = children.ask("direct:run_interrupted", str(model))
+    assert outcome["running"] > 0 and outcome["left"] == 0

@@ -8,28 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from cpu.pairs import ROUNDS, Pairs, caller, handed_over, pairs, prompt, tokens
-from cpu.test_two_workers import LONG
+from cpu.pairs import IN_FLIGHT, LOST, ROUNDS, Pairs, caller, handed_over, prompt, tokens
+from cpu.stacks import Start
+from cpu.test_two_workers import LONG, busy_worker
 from harness.plane import Plane
-from harness.stack import Stack, Worker
+from harness.stack import Stack
 from harness.waiting import until
-from harness.warm import Zygote
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(600 * ROUNDS)]
 TYPED = (openai.InternalServerError,)  # every 5xx: the client may send the request again
 
 
 @pytest.fixture(scope="module")
-def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
-    with pairs(warm, model, tmp_path_factory.mktemp("faults")) as made:
-        yield made
+def pair(start_module: Start) -> Pairs:
+    """Its workers are killed and replaced."""
+    return start_module.pair()
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +101,19 @@ def test_changed_parameters(
 
 
 @pytest.mark.long
-def test_expired_lease(warm: Zygote, model: Path, tmp_path: Path, alone: Plane) -> None:
+def test_expired_lease(start: Start, alone: Plane) -> None:
     """By then the prefill engine has written other prompts into these blocks."""
     flags = ("--kv-lease-seconds", "2", "--num-gpu-blocks-override", "70", "--max-num-seqs", "8")
-    with pairs(warm, model, tmp_path, 1, 1, *flags) as short, caller(short.stack) as plane:
+    short = start.pair(*flags)
+    with caller(short.stack) as plane:
         for _ in range(ROUNDS):
             asked = prompt(300)
             handed = handed_over(plane, asked)
-            until("the end of the lease", partial(is_past, handed["expires_at"]))
+            until("the end of the lease", lambda: time.time() > handed["expires_at"])  # noqa: B023
             for _ in range(4):
                 handed_over(plane, prompt(1000))
             assert tokens(plane, asked, handed) == tokens(alone, asked)
-        assert short.decodes[0].metric("dynamo_component_kv_transfers_lost_total") == ROUNDS
+        assert short.decodes[0].metric(LOST) == ROUNDS
         assert short.is_alive()
 
 
@@ -138,7 +137,7 @@ def test_prefill_worker_killed_with_requests_in_every_stage(pair: Pairs, one_wor
         first = (pair.prefills, pair.decodes)[number % 2][0]
         with ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(text, pair.stack, words) for words in asked]
-            until("work", partial(works, first))
+            until("work", lambda: first.metric(IN_FLIGHT) > 0)  # noqa: B023
             pair.kill(pair.prefills[0])
             for answer, right in zip(answers, wanted, strict=True):
                 assert isinstance(answer.exception(60), TYPED) or answer.result() == right
@@ -166,24 +165,7 @@ def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> N
         asked = prompt(300)
         pieces = stream(pair.stack, asked, LONG)
         begun = [next(pieces) for _ in range(10)]
-        pair.kill(busy(pair.decodes))
+        pair.kill(busy_worker(pair.decodes))
         assert "".join([*begun, *pieces]) == text(one_worker, asked, LONG)
         assert pair.is_alive()
         pair.replace("decode")
-
-
-def is_past(moment: float) -> bool:
-    return time.time() > moment
-
-
-def works(worker: Worker) -> bool:
-    return worker.metric("dynamo_component_requests_in_flight") > 0
-
-
-def busy(workers: list[Worker]) -> Worker:
-    def find() -> Worker | None:
-        return next((w for w in workers if w.metric("dynamo_component_requests_in_flight") > 0), None)
-
-    found = until("a busy worker", find)
-    assert found is not None
-    return found

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpu.completions import complete
+from cpu.stacks import Start
 from dynamo_vllm.engine.process.cpu_threads import usable_cores
 from dynamo_vllm.models import demo
-from harness.stack import TESTS, Stack, stack
-from harness.warm import ENGINE_FLAGS, Zygote
+from harness.stack import TESTS, Stack
+from harness.warm import ENGINE_FLAGS
 
 GUARD = ("--worker-extension-cls", "cpu.watched.RefusesToCompile")
+WITHOUT_PROGRAMS = {"PATH": "/no-programs"}
+"""Hides compilers, `lscpu`, `ps` and similar programs."""
+BY_DEFAULT = max(1, usable_cores() - 1)
 SUM = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -35,68 +38,59 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def without_programs(folder: Path) -> dict[str, str]:
-    """Hides compilers, `lscpu`, `ps` and similar programs."""
-    return {"PATH": str(folder / "no-programs")}
-
-
-@contextlib.contextmanager
-def serving(warm: Zygote, folder: Path, **env: str) -> Iterator[Stack]:
-    with stack(folder, **without_programs(folder), **env) as made:
-        made.start_frontend()
-        warm.start_worker(made, demo.folder("chat"), *GUARD)
-        yield made.wait_ready(60)
+def guarded(start: Start, threads: str, watched: Path) -> Stack:
+    env = {"OMP_NUM_THREADS": threads, "WATCHED_THREADS": str(watched)}
+    return start(*GUARD, model=demo.folder("chat"), settings=WITHOUT_PROGRAMS | env)
 
 
 @pytest.fixture(scope="module")
-def guarded(warm: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with serving(warm, tmp_path_factory.mktemp("guarded")) as made:
-        yield made
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has the number of threads that the engine core computes with."""
+    return tmp_path_factory.mktemp("watched") / "threads"
+
+
+@pytest.fixture(scope="module")
+def served(start_module: Start, watched: Path) -> Stack:
+    return guarded(start_module, "", watched)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_way_of_asking_compiles_anything(guarded: Stack, way: str) -> None:
+def test_no_way_of_asking_compiles_anything(served: Stack, way: str) -> None:
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 8}
-    found = guarded.post("/v1/chat/completions", asked | WAYS[way])
-    assert found.status_code == 200, found.text
-    assert len(found.json()["choices"]) == WAYS[way].get("n", 1)
+    answer = served.post("/v1/chat/completions", asked | WAYS[way])
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == WAYS[way].get("n", 1)
 
 
-@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("", max(1, usable_cores() - 1))])
 def test_forked_engine_core_computes_with_the_threads_that_were_chosen(
-    warm: Zygote, tmp_path: Path, said: str, threads: int
+    served: Stack, watched: Path, start: Start, tmp_path: Path
 ) -> None:
     """OpenMP was loaded with one thread, in the process that the core was forked from."""
-    watched = tmp_path / "threads"
-    with serving(warm, tmp_path, OMP_NUM_THREADS=said, WATCHED_THREADS=str(watched)):
-        assert watched.read_text() == str(threads)
+    assert watched.read_text() == str(BY_DEFAULT)
+    guarded(start, "3", tmp_path / "threads")
+    assert (tmp_path / "threads").read_text() == "3"
 
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("", max(1, usable_cores() - 1))])
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("", BY_DEFAULT)])
 def test_spawned_engine_core_computes_with_the_threads_that_were_chosen(
-    tmp_path: Path, said: str, threads: int
+    start: Start, tmp_path: Path, said: str, threads: int
 ) -> None:
-    watched = tmp_path / "threads"
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    env = {"OMP_NUM_THREADS": said, "WATCHED_THREADS": str(watched), "PYTHONPATH": paths}
-    with stack(tmp_path, **without_programs(tmp_path), **env) as made:
-        made.start_frontend()
-        made.start_worker("--model", str(demo.folder("chat")), *ENGINE_FLAGS, *GUARD)
-        made.wait_ready(200)
-        assert watched.read_text() == str(threads)
+    env = {"OMP_NUM_THREADS": said, "WATCHED_THREADS": str(tmp_path / "threads"), "PYTHONPATH": paths}
+    made = start.frontend(**WITHOUT_PROGRAMS, **env)
+    made.start_worker("--model", str(demo.folder("chat")), *ENGINE_FLAGS, *GUARD)
+    made.wait_ready(200)
+    assert (tmp_path / "threads").read_text() == str(threads)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_model_that_cannot_be_compiled_runs_eagerly(warm: Zygote, model: Path, tmp_path: Path) -> None:
+def test_model_that_cannot_be_compiled_runs_eagerly(start: Start, tmp_path: Path) -> None:
     """The user asked for compilation on a machine without a compiler."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torch"), "VLLM_CACHE_ROOT": str(tmp_path / "vllm")}
-    with stack(tmp_path, **without_programs(tmp_path), **caches) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, "--no-enforce-eager")
-        made.wait_ready(200)
-        assert "the model could not be compiled and runs eagerly: " in worker.log.read_text()
-        found = made.post("/v1/completions", {"model": "tiny", "prompt": [20, 21], "max_tokens": 4})
-        assert found.status_code == 200, found.text
+    made = start("--no-enforce-eager", settings=WITHOUT_PROGRAMS | caches)
+    log = made.workers[0].log.read_text()
+    assert "the model could not be compiled and runs eagerly: " in log
+    assert complete(made, [20, 21], 4).tokens == 4

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import openai
 import pytest
 
-from cpu.pairs import NIXL, prompt, prompts
+from cpu.completions import PATH, Completion, body
+from cpu.pairs import IN_FLIGHT, LOST, NIXL, prompt, prompts
 from harness import listening
 from harness.hosts import Host, Hosts, hosts, refusal
 from harness.processes import free_port
@@ -26,9 +26,7 @@ pytestmark = [
 ]
 # To UCX our hosts are one machine, which shares memory and a loopback.
 ONLY_NETWORK = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0"}
-LOST = "dynamo_component_kv_transfers_lost_total"
 CUT_SECONDS = 10.0
-TYPED = openai.InternalServerError  # every 5xx: the client may send the request again
 
 
 class Pair:
@@ -81,18 +79,10 @@ def event_ports(folder: Path) -> set[int]:
 
 
 def text(made: Stack, words: list[int], max_tokens: int = 16) -> str | None:
-    """Returns the text; None for a typed error."""
-    try:
-        answer = made.openai.completions.create(
-            model="tiny",
-            prompt=words,
-            max_tokens=max_tokens,
-            temperature=0,
-            extra_body={"ignore_eos": True},
-        )
-    except TYPED:
-        return None
-    return answer.choices[0].text
+    """Returns the text; None for an error after which the client may send the request again."""
+    answer = made.post(PATH, body(words, max_tokens))
+    assert answer.status_code == 200 or answer.status_code >= 500, answer.text
+    return Completion(answer.json()).text if answer.status_code == 200 else None
 
 
 def texts(made: Stack, every: list[list[int]]) -> list[str | None]:
@@ -116,7 +106,7 @@ def test_decode_host_cut_off_while_caches_are_fetched(
     expected = texts(one_worker, every)
     with ThreadPoolExecutor(1) as pool:
         answers = pool.submit(texts, pair.stack, every)
-        until("caches to fetch", lambda: pair.decode.metric("dynamo_component_requests_in_flight") > 0)
+        until("caches to fetch", lambda: pair.decode.metric(IN_FLIGHT) > 0)
         cut(pair.places["c"])
         time.sleep(CUT_SECONDS)
         pair.places["c"].restore()

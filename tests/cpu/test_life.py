@@ -6,7 +6,6 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,33 +16,22 @@ import pytest
 from cpu.faulty_steps import CALL, LOCKED, SLOW, ask, unlock, wait_in_service, wait_out_of_service
 from cpu.pairs import ROUNDS
 from cpu.ranks import QUICK_WATCH
+from cpu.stacks import Start
 from harness.processes import survivors
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker
 from harness.waiting import until
-from harness.warm import Zygote
 
 
 @pytest.fixture
-def fresh(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        warm.start_worker(made, model)
-        yield made.wait_ready(120)
+def fresh(start: Start) -> Stack:
+    return start()
 
 
 @dataclass
 class Faulty:
     """Is a worker whose steps do what a prompt asks for."""
 
-    warm: Zygote
-    model: Path
     stack: Stack
-
-    def start(self, *flags: str) -> tuple[Stack, Worker]:
-        self.stack.start_frontend()
-        worker = self.warm.start_worker(self.stack, self.model, *flags, call=CALL)
-        self.stack.wait_ready(60)
-        return self.stack, worker
 
     def not_ready_during(self, kind: int, seconds: int) -> int:
         """Returns how often it was out of service during a slow step; other requests wait for the step."""
@@ -70,12 +58,6 @@ class Faulty:
             finally:
                 unlock(core.pid)
                 assert answer.result() == 3
-
-
-@pytest.fixture
-def faulty(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Faulty]:
-    with stack(tmp_path) as made:
-        yield Faulty(warm, model, made)
 
 
 def engine_core(worker: Worker) -> psutil.Process:
@@ -107,20 +89,27 @@ def test_killed_engine_core(fresh: Stack) -> None:
     assert not psutil.pid_exists(core.pid) or core.status() == psutil.STATUS_ZOMBIE
 
 
-def test_stopped_engine_core(fresh: Stack) -> None:
+def test_stopped_engine_core_is_out_of_service_and_sigterm_ends_it_when_it_is_back(fresh: Stack) -> None:
     worker = fresh.workers[0]
-    core = engine_core(worker)
+    core, left = engine_core(worker), files_of(worker)
     core.suspend()
     wait_out_of_service(fresh, worker)
     assert "its process is stopped" in worker.log.read_text()
     core.resume()
     wait_in_service(fresh, worker)
     assert ask(fresh, [20, 21]) == 3
+    assert left
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(60) == 0
+    until("the model to go", lambda: fresh.models() == [])
+    assert "Traceback" not in worker.log.read_text()
+    assert [path for path in left if path.exists()] == []
 
 
 @pytest.mark.more
-def test_slow_step_stays_in_service_and_a_deadlock_does_not(faulty: Faulty) -> None:
-    made, worker = faulty.start(*QUICK_WATCH)
+def test_slow_step_stays_in_service_and_a_deadlock_does_not(start: Start) -> None:
+    made = start(*QUICK_WATCH, call=CALL)
+    faulty, (worker,) = Faulty(made), made.workers
     left = faulty.not_ready_during(SLOW, seconds=12)
     assert left == 0, "three seconds of silence were a hang before"
     faulty.deadlock()
@@ -131,16 +120,17 @@ def test_slow_step_stays_in_service_and_a_deadlock_does_not(faulty: Faulty) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_step_of_a_minute_stays_in_service(faulty: Faulty) -> None:
-    made, _ = faulty.start()
-    assert faulty.not_ready_during(SLOW, seconds=60) == 0
+def test_step_of_a_minute_stays_in_service(start: Start) -> None:
+    made = start(call=CALL)
+    assert Faulty(made).not_ready_during(SLOW, seconds=60) == 0
     assert ask(made, [20, 21]) == 3
 
 
 @pytest.mark.long
 @pytest.mark.timeout(120 + 60 * ROUNDS)
-def test_stopped_and_deadlocked_engines_are_out_of_service_in_time(faulty: Faulty) -> None:
-    made, worker = faulty.start()
+def test_stopped_and_deadlocked_engines_are_out_of_service_in_time(start: Start) -> None:
+    made = start(call=CALL)
+    faulty, (worker,) = Faulty(made), made.workers
     stopped: list[float] = []
     locked: list[float] = []
     for _ in range(ROUNDS):
@@ -154,17 +144,6 @@ def test_stopped_and_deadlocked_engines_are_out_of_service_in_time(faulty: Fault
     print("seconds until out of service:", stopped, locked)
     assert statistics.median(stopped) < 15, stopped
     assert statistics.median(locked) < 30, locked
-
-
-def test_sigterm_while_idle_ends_within_seconds(fresh: Stack) -> None:
-    worker = fresh.workers[0]
-    left = files_of(worker)
-    assert left
-    worker.signal(signal.SIGTERM)
-    assert worker.process.wait(60) == 0
-    until("the model to go", lambda: fresh.models() == [])
-    assert "Traceback" not in worker.log.read_text()
-    assert [path for path in left if path.exists()] == []
 
 
 def test_second_signal_ends_at_once(fresh: Stack) -> None:

@@ -6,58 +6,52 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
-from cpu.lora import LORA, PROMPTS, Expected, ask, load, prompt, who
-from cpu.ranks import rank
-from cpu.streams import stream
+from cpu import streams
+from cpu.completions import PATH, Completion, body, complete
+from cpu.lora import LORA, PROMPTS, Expected, ask, load_all, prompt, unload_all
+from cpu.ranks import TWO_RANKS
+from cpu.stacks import Start
 from cpu.test_two_workers import LONG, busy_worker
 from harness.processes import COMMAND
-from harness.stack import Stack, Worker, environment, stack
+from harness.stack import Stack, Worker, environment
 from harness.tensors import encode, table
 from harness.waiting import until, until_spread
-from harness.warm import Zygote
 
 pytestmark = pytest.mark.more
 
 TOKEN = "geheim"
 
 
-def start(made: Stack, warm: Zygote, model: Path, adapters: dict[str, Path], *flags: str) -> Worker:
-    modules = [f"{name}={adapters[name]}" for name in "ab"]
+def flags(adapters: dict[str, Path]) -> tuple[str, ...]:
     shared = (*LORA, "--enable-prompt-embeds", "--max-num-batched-tokens", "256", "--drain-seconds", "2")
-    env = {"DYN_VLLM_ADMIN_TOKEN": TOKEN}
-    return warm.start_worker(made, model, *shared, *flags, "--lora-modules", *modules, env=env)
+    return (*shared, "--lora-modules", *(f"{name}={adapters[name]}" for name in "ab"))
 
 
 @pytest.fixture(scope="module")
-def two(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stack]:
+def two(start_module: Start, adapters: dict[str, Path]) -> Stack:
     """Yields one worker with direct egress and one without; long prompts are computed in several steps."""
-    with stack(tmp_path_factory.mktemp("combined")) as made:
-        made.start_frontend()
-        for flag in ("--direct-egress", "--no-direct-egress"):
-            start(made, warm, model, adapters, flag)
-        yield made.wait_ready(120)
+    made = start_module.frontend(DYN_VLLM_ADMIN_TOKEN=TOKEN)
+    for flag in ("--direct-egress", "--no-direct-egress"):
+        start_module.warm.start_worker(made, start_module.model, *flags(adapters), flag)
+    return made.wait_ready(120)
 
 
-def answers(made: Stack, *names: str) -> dict[tuple[str, int], Any]:
+def answers(made: Stack, *names: str) -> dict[tuple[str, int], Completion]:
     """Returns the answers to all prompts, several at once."""
     cases = [(name, number) for name in names for number in range(PROMPTS)]
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(cases, pool.map(lambda case: ask(made, *case), cases), strict=True))
 
 
-def assert_equal(found: dict[tuple[str, int], Any], expected: Expected) -> None:
-    texts = {case: answer.choices[0].text for case, answer in found.items()}
+def assert_equal(found: dict[tuple[str, int], Completion], expected: Expected) -> None:
+    texts = {case: answer.text for case, answer in found.items()}
     assert texts == {case: expected[case] for case in found}
 
 
@@ -78,7 +72,7 @@ def test_both_ways_out_of_the_engine_equal_bare_vllm(two: Stack, expected: Expec
     def every_adapter_by_both() -> bool:
         found = answers(two, "tiny", "a", "b")
         assert_equal(found, expected)
-        answered.update((model, who(answer)) for (model, _), answer in found.items())
+        answered.update((model, answer.worker) for (model, _), answer in found.items())
         return len(answered) == 6
 
     until("both workers to have answered with each", every_adapter_by_both)
@@ -89,30 +83,15 @@ def test_prompt_embeddings_are_answered_by_the_adapter(two: Stack, model: Path, 
     for name in ("a", "tiny"):
         for number in range(1, 6):
             sent = encode(known[prompt(number)].clone())
-            answer = two.openai.completions.create(
-                model=name,
-                prompt="",
-                max_tokens=16,
-                temperature=0,
-                extra_body={"ignore_eos": True, "prompt_embeds": sent},
-            )
-            assert answer.choices[0].text == expected[name, number]
+            assert complete(two, "", 16, model=name, prompt_embeds=sent).text == expected[name, number]
 
 
 @pytest.mark.parametrize("name", ["tiny", "a"])
 def test_salted_prompt_goes_where_it_is_cached_and_counts_for_no_other(two: Stack, name: str) -> None:
     def asked(number: int, salt: str | None) -> tuple[int, int, float]:
-        nvext = {"extra_fields": ["worker_id", "timing"]} | ({"cache_salt": salt} if salt else {})
-        answer = two.openai.completions.create(
-            model=name,
-            prompt=[10 + (number * 97 + i * 13) % 850 for i in range(640)],
-            max_tokens=2,
-            temperature=0,
-            extra_body={"nvext": nvext},
-        )
-        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
-        rate = float(answer.model_extra["nvext"]["timing"].get("kv_hit_rate") or 0)  # type: ignore[index]
-        return who(answer), answer.usage.prompt_tokens_details.cached_tokens or 0, rate
+        nvext = {"cache_salt": salt} if salt else {}
+        answer = complete(two, streams.prompt(number, 640), 2, model=name, nvext=nvext)
+        return answer.worker, answer.cached, answer.hit_rate
 
     first = until_spread(lambda number: asked(number, "mine"), lambda answer: answer[0])
     again = [asked(number, "mine") for number in range(len(first))]
@@ -141,7 +120,7 @@ def test_commands_need_the_token_and_change_real_workers(
 
     slept = command(two, "sleep", "--worker", "1", "--level", "2")
     assert (slept.returncode, slept.stdout.count("asleep after")) == (0, 1), slept.stderr
-    assert len({who(ask(two, "b", number)) for number in range(4)}) == 1
+    assert len({ask(two, "b", number).worker for number in range(4)}) == 1
     woken = command(two, "wake", "--all")
     assert (woken.returncode, woken.stdout.count("awake")) == (0, 2), woken.stderr
     until("both workers", lambda: len(two.instances()) == 2)
@@ -149,15 +128,13 @@ def test_commands_need_the_token_and_change_real_workers(
 
 
 @pytest.mark.long
-def test_killed_worker_in_mid_stream(
-    two: Stack, warm: Zygote, model: Path, adapters: dict[str, Path]
-) -> None:
+def test_killed_worker_in_mid_stream(two: Stack, start_module: Start, adapters: dict[str, Path]) -> None:
     """The other worker continues with the adapter, and a new worker has it from its start."""
-    undisturbed = list(stream(two, 9, LONG, model="a"))
-    text, chunks = "", iter(stream(two, 9, LONG, model="a"))
+    undisturbed = list(streams.stream(two, 9, LONG, model="a"))
+    text, chunks = "", iter(streams.stream(two, 9, LONG, model="a"))
     for _ in range(20):
         text += next(chunks).choices[0].text
-    killed = busy_worker(two)
+    killed = busy_worker(two.workers)
     os.killpg(killed.pid, signal.SIGKILL)
     usage = None
     for chunk in chunks:
@@ -166,50 +143,32 @@ def test_killed_worker_in_mid_stream(
     assert text == "".join(c.choices[0].text for c in undisturbed if c.choices)
     assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (40, LONG)
     two.workers.remove(killed)
-    fresh = start(two, warm, model, adapters)
+    fresh = start_module.warm.start_worker(two, start_module.model, *flags(adapters))
     until("the new worker", fresh.is_ready, 120)
     listed = admin(fresh, "list_loras", TOKEN).json()["loras"]
     assert [(entry["name"], entry["state"]) for entry in listed] == [("a", "loaded"), ("b", "loaded")]
 
 
 @pytest.mark.long
-def test_text_mode(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path, expected: Expected
-) -> None:
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *LORA, "--use-vllm-tokenizer")
-        made.wait_ready(120)
-        assert load(worker, "a", adapters["a"]).status_code == 200
-        until("the adapter", lambda: "a" in made.models())
-        assert_equal(answers(made, "a") | {("tiny", 0): ask(made, "tiny", 0)}, expected)
-        chat = made.openai.chat.completions.create(
-            model="a", messages=[{"role": "user", "content": "hi"}], max_tokens=3
-        )
-        assert (chat.model, chat.usage.completion_tokens) == ("a", 3)  # type: ignore[union-attr]
-        with pytest.raises(openai.NotFoundError):
-            ask(made, "b", 0)
-
-        def cached(**nvext: str) -> int:
-            answer = made.openai.completions.create(
-                model="a", prompt=[50] * 320, max_tokens=1, extra_body={"nvext": nvext}
-            )
-            return int(answer.usage.prompt_tokens_details.cached_tokens or 0)  # type: ignore[union-attr]
-
-        assert [cached(), cached(), cached(cache_salt="s"), cached(cache_salt="s")] == [0, 288, 0, 288]
+def test_text_mode(start: Start, adapters: dict[str, Path], expected: Expected) -> None:
+    made = start(*LORA, "--use-vllm-tokenizer")
+    load_all(made, adapters, "a")
+    assert_equal(answers(made, "a") | {("tiny", 0): ask(made, "tiny", 0)}, expected)
+    chat = made.openai.chat.completions.create(
+        model="a", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+    )
+    assert (chat.model, chat.usage.completion_tokens) == ("a", 3)  # type: ignore[union-attr]
+    assert made.post(PATH, body("x", model="b")).status_code == 404
+    salts: tuple[dict[str, str], ...] = ({}, {}, {"cache_salt": "s"}, {"cache_salt": "s"})
+    cached = [complete(made, [50] * 320, 1, model="a", nvext=salt).cached for salt in salts]
+    assert cached == [0, 288, 0, 288]
 
 
 @pytest.mark.long
-def test_data_parallel_ranks(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path, expected: Expected
-) -> None:
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *LORA, "--data-parallel-size", "2")
-        made.wait_ready(120)
-        assert load(worker, "a", adapters["a"]).status_code == 200
-        until("the adapter", lambda: "a" in made.models())
-        found = answers(made, "a")
-        assert {rank(answer) for answer in found.values()} == {0, 1}
-        assert_equal(found, expected)
-        assert worker.admin("unload_lora", lora_name="a").status_code == 200
+def test_data_parallel_ranks(start: Start, adapters: dict[str, Path], expected: Expected) -> None:
+    made = start(*LORA, *TWO_RANKS)
+    load_all(made, adapters, "a")
+    told = answers(made, "a")
+    assert {answer.rank() for answer in told.values()} == {0, 1}
+    assert_equal(told, expected)
+    unload_all(made)

@@ -6,57 +6,43 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from cpu.lora import LORA, PROMPTS, Expected, ask, load, loaded, prompt, text
-from cpu.pairs import Pairs, not_computed, pairs
+from cpu.completions import texts
+from cpu.lora import LORA, PROMPTS, Expected, ask, load, load_all, prompt, text, unload_all
+from cpu.pairs import LOST, Pairs
+from cpu.stacks import Start
 from harness.waiting import until
-from harness.warm import Zygote
 
 pytestmark = pytest.mark.more
 
-LOST = "dynamo_component_kv_transfers_lost_total"
-
 
 @pytest.fixture(scope="module")
-def made(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
-    with pairs(warm, model, tmp_path_factory.mktemp("lora-pair"), 1, 1, *LORA) as found:
-        yield found
+def lora_pair(start_module: Start) -> Pairs:
+    return start_module.pair(*LORA)
 
 
 @pytest.fixture
-def pair(made: Pairs) -> Iterator[Pairs]:
+def pair(lora_pair: Pairs) -> Iterator[Pairs]:
     """Yields workers without adapters, and removes those that a test loads."""
-    yield made
-    for worker in made.stack.workers:
-        for name in loaded(worker):
-            assert worker.admin("unload_lora", lora_name=name).status_code == 200
-    until("only the base model", lambda: made.stack.models() == ["tiny"])
-
-
-def prefilled_by(answer: Any) -> int:
-    return int(answer.model_extra["nvext"]["worker_id"]["prefill_worker_id"])
+    yield lora_pair
+    unload_all(lora_pair.stack)
 
 
 def test_adapters_on_both_equal_one_engine_and_nothing_is_computed_twice(
     pair: Pairs, adapters: dict[str, Path], expected: Expected
 ) -> None:
-    for worker in pair.stack.workers:
-        for name in "ab":
-            answer = load(worker, name, adapters[name])
-            assert answer.status_code == 200, answer.text
-    until("the adapters", lambda: sorted(pair.stack.models()) == ["a", "b", "tiny"])
+    load_all(pair.stack, adapters, "a", "b")
     for name in "ab":
         pair.stack.wait_over_two(name)
     asked = [(name, number) for name in ("tiny", "a", "b") for number in range(PROMPTS)]
     random.Random(3).shuffle(asked)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda case: ask(pair.stack, *case), asked))
-    assert [answer.choices[0].text for answer in answers] == [expected[case] for case in asked]
-    assert all(not_computed(a) >= len(prompt(n)) - 1 for a, (_, n) in zip(answers, asked, strict=True))
+    assert texts(answers) == [expected[case] for case in asked]
+    assert all(a.not_computed >= len(prompt(n)) - 1 for a, (_, n) in zip(answers, asked, strict=True))
     assert pair.decodes[0].metric(LOST) == 0
     assert pair.prefills[0].metric("vllm:prompt_tokens_total") > 0
 
@@ -94,11 +80,11 @@ def test_paused_prefill_worker_is_done_without(
     assert prefill.admin("pause").status_code == 200
     cases = [("tiny", 5), ("a", 5), ("a", 3)]
     alone = [ask(pair.stack, *case) for case in cases]
-    assert {prefilled_by(answer) for answer in alone} == {pair.instance(decode)}
+    assert {answer.prefill_worker for answer in alone} == {pair.instance(decode)}
     assert prefill.admin("resume").status_code == 200
     pair.stack.wait_over_two("a")
     for answers in (alone, [ask(pair.stack, *case) for case in cases]):
-        assert [answer.choices[0].text for answer in answers] == [expected[case] for case in cases]
+        assert texts(answers) == [expected[case] for case in cases]
 
 
 def test_engines_may_use_all_cores(pair: Pairs) -> None:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import httpx
 import pytest
 
+from cpu.completions import complete
+from dynamo_vllm.sizing import families, memory
 from harness import metrics
-from harness.stack import Stack, stack
-from harness.warm import Zygote
-
-EARLIER = """
-from prometheus_client import Counter
-labels = {"model_name": "tiny", "engine": "0"}
-Counter("vllm:generation_tokens", "", list(labels)).labels(**labels).inc(1000)
-"""
+from harness.stack import Stack, Worker
 
 
-def series(made: Stack, worker: int = 0) -> list[str]:
-    text = httpx.get(f"http://127.0.0.1:{made.workers[worker].system_port}/metrics", timeout=30).text
-    return list(map(metrics.series, metrics.samples(text)))
+def series(worker: Worker) -> list[str]:
+    """Each of them, of which none may be there twice."""
+    text = httpx.get(f"{worker.system_url}/metrics", timeout=30).text
+    names = [metrics.series(sample) for sample in metrics.samples(text)]
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+    return names
 
 
-def test_vllm_and_component_series_are_there_once(one_worker: Stack) -> None:
-    one_worker.openai.completions.create(model="tiny", prompt=[20, 21], max_tokens=3)
-    found = series(one_worker)
-    names = {line.split("{")[0] for line in found}
+def test_vllm_and_component_series_are_there(one_worker: Stack) -> None:
+    complete(one_worker, [20, 21], 3)
+    names = {line.split("{")[0] for line in series(one_worker.workers[0])}
     assert {
         "vllm:num_requests_running",
         "vllm:generation_tokens_total",
@@ -42,54 +37,35 @@ def test_vllm_and_component_series_are_there_once(one_worker: Stack) -> None:
         "dynamo_component_requests_waiting",
         "dynamo_component_requests_total",
     } <= names
-    assert [line for line, count in Counter(found).items() if count > 1] == []
 
 
 def test_generated_tokens_are_counted(one_worker: Stack) -> None:
     worker = one_worker.workers[0]
     before = worker.metric("vllm:generation_tokens_total")
-    one_worker.openai.completions.create(
-        model="tiny", prompt=[20, 21], max_tokens=7, extra_body={"ignore_eos": True}
-    )
+    complete(one_worker, [20, 21], 7)
     assert worker.metric("vllm:generation_tokens_total") - before == 7
-
-
-def test_total_blocks_are_known_to_the_router(one_worker: Stack) -> None:
-    assert one_worker.workers[0].metric("dynamo_component_total_blocks") > 10
 
 
 def test_operator_sees_what_vllm_counts(one_worker: Stack) -> None:
     worker, prompt = one_worker.workers[0], list(range(20, 148))
     for _ in range(2):
-        one_worker.openai.completions.create(
-            model="tiny", prompt=prompt, max_tokens=20, extra_body={"ignore_eos": True}
-        )
+        complete(one_worker, prompt, 20)
     hits, asked = (worker.metric(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries"))
     (rank,) = worker.admin("status").json()["ranks"]
     assert rank["hit_rate"] == pytest.approx(hits / asked, abs=0.05)
-    assert rank["hit_rate"] > 0.2
+    assert rank["hit_rate"] > 0
     assert rank["tokens_per_second"] > 0
 
 
-def test_workers_in_one_folder_for_metrics_show_their_own(warm: Zygote, model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    shared = {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
-    subprocess.run([sys.executable, "-c", EARLIER], env={**os.environ, **shared}, check=True)
-    left = sorted(folder.iterdir())
-    with stack(tmp_path, **shared) as made:
-        made.start_frontend("--router", "round-robin")
-        workers = [warm.start_worker(made, model) for _ in range(2)]
-        made.wait_ready(120)
-        for _ in range(4):
-            made.openai.completions.create(
-                model="tiny", prompt=[20, 21], max_tokens=5, extra_body={"ignore_eos": True}
-            )
-        assert [worker.metric("vllm:generation_tokens_total") for worker in workers] == [10, 10]
-        for number in range(2):
-            assert [line for line, count in Counter(series(made, number)).items() if count > 1] == []
-        assert len({path.parent for path in folder.glob("*/*.db")}) == 2
-        for worker in workers:
-            worker.signal(signal.SIGTERM)
-        assert [worker.process.wait(60) for worker in workers] == [0, 0]
-    assert sorted(folder.iterdir()) == left
+def test_blocks_of_a_real_engine_are_its_bytes_over_bytes_per_token(one_worker: Stack, model: Path) -> None:
+    """The KV cache has as many tokens as `size` says."""
+    (worker,) = one_worker.workers
+    text = httpx.get(f"{worker.system_url}/metrics", timeout=30).text
+    said = next(sample.labels for sample in metrics.samples(text) if sample.name == "vllm:cache_config_info")
+    tiny = families.read(json.loads((model / "config.json").read_text()), "tiny")
+    per_block = int(said["block_size"]) * memory.token_bytes(tiny.layers, 4)  # float32 on CPU
+    # Those the engine would have, had the tests not cut them short.
+    blocks = re.search(r"Overriding num_gpu_blocks=(\d+) with", worker.log.read_text())
+    assert blocks is not None
+    assert int(blocks[1]) == int(said["kv_cache_memory_bytes"]) // per_block
+    assert worker.metric("dynamo_component_total_blocks") == int(said["num_gpu_blocks"])

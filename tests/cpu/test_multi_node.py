@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
 
-from cpu.ranks import ask, assert_repeats_hit, core, texts
+from cpu.completions import complete, texts
+from cpu.ranks import PROMPTS, assert_repeats_hit, core, expected_texts
+from cpu.stacks import Start
 from dynamo_vllm.config.topology import Topology, WorkerGroup
 from dynamo_vllm.export import workload
 from harness import listening
 from harness.processes import free_ports, survivors
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker
 from harness.waiting import until
-from harness.warm import Zygote
 
 pytestmark = pytest.mark.more
 
@@ -50,38 +49,32 @@ class Nodes:
         return [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
 
 
-@contextlib.contextmanager
-def nodes(
-    warm: Zygote, model: Path, folder: Path, leader: Sequence[str], other: Sequence[str]
-) -> Iterator[Nodes]:
-    with stack(folder) as made:
-        made.start_frontend()
-        node = warm.start_node(made, model, *other)
-        worker = warm.start_worker(made, model, *leader)
-        made.wait_ready(120)
-        until("a ready node", node.is_ready)
-        yield Nodes(made, worker, node)
+def nodes(start: Start, leader: Sequence[str], other: Sequence[str]) -> Nodes:
+    made = start.frontend()
+    node = start.warm.start_node(made, start.model, *other)
+    worker = start.warm.start_worker(made, start.model, *leader)
+    made.wait_ready(120)
+    until("a ready node", node.is_ready)
+    return Nodes(made, worker, node)
 
 
 @pytest.fixture
-def two_ranks(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Nodes]:
+def two_ranks(start: Start) -> Nodes:
     flags = ranks_flags(2, 1)
-    with nodes(warm, model, tmp_path, flags, [*flags, *HEADLESS]) as made:
-        yield made
+    return nodes(start, flags, [*flags, *HEADLESS])
 
 
 @pytest.fixture
-def two_shards(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Nodes]:
+def two_shards(start: Start) -> Nodes:
     flags = shards_flags()
-    with nodes(warm, model, tmp_path, flags, [*flags, "--node-rank", "1"]) as made:
-        yield made
+    return nodes(start, flags, [*flags, "--node-rank", "1"])
 
 
 def test_ranks_on_two_nodes_are_routed_to_and_answer_like_one_engine(
     two_ranks: Nodes, one_worker: Stack
 ) -> None:
     first = assert_repeats_hit(two_ranks.stack, {0, 1})
-    assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
+    assert texts(first) == expected_texts(one_worker)
     assert len(two_ranks.stack.instances()) == 1, "the headless node is not in discovery"
     assert "serving no endpoint; engines of rank 1" in two_ranks.other.log.read_text()
     until("loopback only", lambda: listening.for_other_machines(two_ranks.stack.pids()) == [])
@@ -97,14 +90,11 @@ def exported_flags(rank: int, port: int) -> list[str]:
 
 
 @pytest.mark.long
-def test_nodes_as_exported_share_their_ranks_by_pod_number(
-    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
-) -> None:
+def test_nodes_as_exported_share_their_ranks_by_pod_number(start: Start, one_worker: Stack) -> None:
     port = free_ports(8)
-    with nodes(warm, model, tmp_path, exported_flags(0, port), exported_flags(1, port)) as made:
-        first = assert_repeats_hit(made.stack, {0, 1})
-        assert texts(first) == texts([ask(one_worker, number) for number in range(12)])
-        assert "serving no endpoint; engines of rank 1" in made.other.log.read_text()
+    made = nodes(start, exported_flags(0, port), exported_flags(1, port))
+    assert texts(assert_repeats_hit(made.stack, {0, 1})) == expected_texts(one_worker)
+    assert "serving no endpoint; engines of rank 1" in made.other.log.read_text()
 
 
 def test_headless_node_leaves_on_sigterm_and_its_worker_follows(two_ranks: Nodes) -> None:
@@ -131,6 +121,11 @@ def test_killed_worker_ends_the_headless_node(two_ranks: Nodes) -> None:
     assert survivors(below) == []
 
 
+def assert_three_answers_equal(made: Stack, alone: Stack) -> None:
+    answers, expected = ([complete(each, prompt).text for prompt in PROMPTS[:3]] for each in (made, alone))
+    assert answers == expected
+
+
 @pytest.mark.parametrize(
     ("number", "ends", "code_of_worker", "code_of_other"),
     [
@@ -141,9 +136,7 @@ def test_killed_worker_ends_the_headless_node(two_ranks: Nodes) -> None:
 def test_shards_on_two_nodes_answer_like_one_and_end_together(
     two_shards: Nodes, one_worker: Stack, number: int, ends: str, code_of_worker: int, code_of_other: int
 ) -> None:
-    numbers = range(3)
-    wanted = texts([ask(one_worker, number) for number in numbers])
-    assert texts([ask(two_shards.stack, number) for number in numbers]) == wanted
+    assert_three_answers_equal(two_shards.stack, one_worker)
     assert len(two_shards.stack.instances()) == 1
     below = two_shards.below()
     getattr(two_shards, ends).signal(number)
@@ -154,33 +147,22 @@ def test_shards_on_two_nodes_answer_like_one_and_end_together(
 
 @pytest.mark.long
 def test_shards_in_one_worker_answer_like_one_and_end_with_it_when_it_is_killed(
-    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
+    start: Start, one_worker: Stack
 ) -> None:
-    flags = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *flags)
-        made.wait_ready(120)
-        numbers = range(3)
-        wanted = texts([ask(one_worker, number) for number in numbers])
-        assert texts([ask(made, number) for number in numbers]) == wanted
-        below = psutil.Process(worker.pid).children(recursive=True)
-        worker.signal(signal.SIGKILL)
-        assert survivors(below) == []
+    made = start("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+    assert_three_answers_equal(made, one_worker)
+    below = psutil.Process(made.workers[0].pid).children(recursive=True)
+    made.workers[0].signal(signal.SIGKILL)
+    assert survivors(below) == []
 
 
 @pytest.mark.long
-def test_workers_that_share_ranks_out_each_serve_their_own(
-    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
-) -> None:
-    flags = [*ranks_flags(4, 2), "--data-parallel-hybrid-lb"]
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, *flags)
-        warm.start_worker(made, model, *flags, "--data-parallel-start-rank", "2")
-        made.wait_ready(120)
-        assert_repeats_hit(made, {0, 1, 2, 3})
-        name = "dynamo_component_total_blocks"
-        one = one_worker.workers[0].metric(name)
-        blocks = [[worker.metric(name, dp_rank=r) for r in range(4)] for worker in made.workers]
-        assert blocks == [[one, one, 0, 0], [0, 0, one, one]]
+def test_workers_that_share_ranks_out_each_serve_their_own(start: Start, one_worker: Stack) -> None:
+    flags, made = [*ranks_flags(4, 2), "--data-parallel-hybrid-lb"], start.frontend()
+    start.warm.start_worker(made, start.model, *flags)
+    start.warm.start_worker(made, start.model, *flags, "--data-parallel-start-rank", "2")
+    assert_repeats_hit(made.wait_ready(120), {0, 1, 2, 3})
+    name = "dynamo_component_total_blocks"
+    one = one_worker.workers[0].metric(name)
+    blocks = [[worker.metric(name, dp_rank=r) for r in range(4)] for worker in made.workers]
+    assert blocks == [[one, one, 0, 0], [0, 0, one, one]]

@@ -16,99 +16,91 @@ import httpx
 import pytest
 from tiny_models.vision import FAMILIES, make_tiny_vision_model
 
-from cpu.pairs import ENGINE_DATA, NIXL
-from cpu.test_two_workers import LONG
+from cpu.children import Child, Children
+from cpu.pairs import NIXL
+from cpu.stacks import Start
+from cpu.test_two_workers import LONG, busy_worker
 from cpu.vision import (
     LONG_TEXT,
-    MAX_TOKENS,
     TEXT,
     USERS,
+    Expected,
     Parts,
     ask,
     body,
     cases,
-    chat,
+    expected,
     film,
     image,
     of_user,
     picture,
+    start_bare,
     video,
 )
 from dynamo_vllm.media.base import MediaLimits
 from harness.kv_events import heard, known_to_router
 from harness.media import data_url, png_that_claims
-from harness.stack import Stack, environment, stack
-from harness.waiting import until, until_spread
-from harness.warm import FORKED, Zygote
+from harness.stack import Stack
+from harness.waiting import until_spread
 
 WIDE = "qwen2.5-vl"
 """The family with two workers."""
-TEXT_MODE, PLAIN, TEXT_ONLY = "text-mode", "plain", "text-only"
-"""Further models: the last family in text mode, one without --enable-multimodal, one without vision."""
+TEXT_MODE, PLAIN = "text-mode", "plain"
+"""Further models: the last family in text mode, and one without --enable-multimodal."""
 DECODED = "decoded"
 """LLaVA with images decoded by the frontend, and its own chat template given as a line."""
 LINE = "<|im_start|>user\\n<image>\\n<prompt><|im_end|>\\n<|im_start|>assistant\\n"
 PAIR = "pair"
 """Prefill and decode workers; both get the images, and one of them encodes them."""
-Expected = dict[str, dict[str, tuple[str, int]]]
+Answers = dict[str, Expected]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("multimodal")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("multimodal")
+    return {family: make_tiny_vision_model(folder / family, family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def bare(warm: Zygote, folder: Path) -> Iterator[Expected]:
-    """Returns the answers of bare vLLM, which runs while the workers start."""
-    children = {}
-    for family in FAMILIES:
-        at = folder / f"bare-{family}"
-        at.mkdir()
-        asked = cases(family) | ({f"user {n}": of_user(n) for n in range(USERS)} if family == WIDE else {})
-        (at / "cases.json").write_text(json.dumps(asked))
-        model = make_tiny_vision_model(folder / family, family)
-        args = [str(model), str(at / "cases.json"), str(at / "out.json")]
-        children[family] = warm.fork("cpu.vision:run", args, environment(at, **FORKED), at / "log")
-    found: Expected = {}
-    for family, child in children.items():
-        at = folder / f"bare-{family}"
-        assert child.wait(300) == 0, (at / "log").read_text()[-3000:]
-        found[family] = {
-            name: tuple(made) for name, made in json.loads((at / "out.json").read_text()).items()
-        }
-    yield found
+def asked_bare(children: Children, models: dict[str, Path]) -> dict[str, Child]:
+    """Bare vLLM runs while the workers start."""
+    users = {f"user {number}": of_user(number) for number in range(USERS)}
+    return {
+        family: start_bare(children, model, cases(family) | (users if family == WIDE else {}))
+        for family, model in models.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def served(warm: Zygote, model: Path, folder: Path) -> Iterator[Stack]:
-    """Yields one frontend with a model of each family, and models without images."""
-    with stack(folder) as made:
-        made.start_frontend()
+def bare(served: Stack, asked_bare: dict[str, Child]) -> Answers:
+    return {family: expected(child) for family, child in asked_bare.items()}
 
-        def start(name: str, of: Path, *flags: str) -> None:
-            component = f"of-{name.replace('.', '-')}"
-            warm.start_worker(made, of, "--served-model-name", name, "--component", component, *flags)
 
-        limits = ("--enable-multimodal", "--limit-mm-per-prompt", '{"image": 2, "video": 1}')
-        for family in FAMILIES:
-            of = make_tiny_vision_model(folder / family, family)
-            for _ in range(2 if family == WIDE else 1):
-                start(family, of, *limits, "--media-networks", "127.0.0.0/8")
-        start(TEXT_MODE, folder / "qwen3-vl", *limits, "--use-vllm-tokenizer")
-        start(DECODED, folder / "llava", *limits, "--frontend-decoding", "--mm-prompt-template", LINE)
-        start(PLAIN, folder / "qwen2-vl")
-        start(TEXT_ONLY, model, "--enable-multimodal")
-        for role in ("prefill", "decode"):
-            flags = ("--served-model-name", PAIR, "--enable-multimodal", *NIXL, role)
-            warm.start_worker(made, folder / WIDE, *flags)
-        every = (*FAMILIES, TEXT_MODE, DECODED, PLAIN, TEXT_ONLY, PAIR)
-        yield made.wait_ready(120).wait_listed(*every).wait_over_two(PAIR)
+@pytest.fixture(scope="module")
+def served(start_module: Start, models: dict[str, Path], asked_bare: dict[str, Child]) -> Stack:
+    """Returns one frontend with a model of each family, and models without images."""
+    made = start_module.frontend()
+
+    def start(name: str, model: Path, *flags: str) -> None:
+        component = f"of-{name.replace('.', '-')}"
+        named = ("--served-model-name", name, "--component", component)
+        start_module.warm.start_worker(made, model, *named, *flags)
+
+    limits = ("--enable-multimodal", "--limit-mm-per-prompt", '{"image": 2, "video": 1}')
+    for family in (*FAMILIES, WIDE):
+        start(family, models[family], *limits, "--media-networks", "127.0.0.0/8")
+    start(TEXT_MODE, models["qwen3-vl"], *limits, "--use-vllm-tokenizer")
+    start(DECODED, models["llava"], *limits, "--frontend-decoding", "--mm-prompt-template", LINE)
+    start(PLAIN, models["qwen2-vl"])
+    for role in ("prefill", "decode"):
+        flags = ("--served-model-name", PAIR, "--enable-multimodal", *NIXL, role)
+        start_module.warm.start_worker(made, models[WIDE], *flags)
+    return made.wait_ready(120).wait_listed(*FAMILIES, TEXT_MODE, DECODED, PLAIN, PAIR).wait_over_two(PAIR)
 
 
 @pytest.mark.parametrize("case", ["one image", "image last", "large"])
 def test_answers_are_the_same_with_pictures_decoded_by_the_frontend(
-    served: Stack, bare: Expected, case: str
+    served: Stack, bare: Answers, case: str
 ) -> None:
     parts = cases("llava")[case]
     first = [*parts[1:], parts[0]] if case == "image last" else parts  # the line puts pictures first
@@ -126,23 +118,23 @@ CASES = [(family, case) for family in FAMILIES for case in cases(family)]
 
 
 @pytest.mark.parametrize(("family", "case"), CASES)
-def test_answer_and_usage_equal_bare_vllm(served: Stack, bare: Expected, family: str, case: str) -> None:
+def test_answer_and_usage_equal_bare_vllm(served: Stack, bare: Answers, family: str, case: str) -> None:
     assert ask(served, family, cases(family)[case]) == bare[family][case]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_change_the_answer(bare: Expected, family: str) -> None:
+def test_pictures_change_the_answer(bare: Answers, family: str) -> None:
     """Checks the reference: without this, equality with it would show little."""
     texts = [text for text, _ in bare[family].values()]
     assert len(set(texts)) == len(texts)
 
 
 @pytest.mark.parametrize("case", cases("qwen3-vl"))
-def test_text_mode_equals_token_mode(served: Stack, bare: Expected, case: str) -> None:
+def test_text_mode_equals_token_mode(served: Stack, bare: Answers, case: str) -> None:
     assert ask(served, TEXT_MODE, cases("qwen3-vl")[case]) == bare["qwen3-vl"][case]
 
 
-def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: Expected) -> None:
+def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: Answers) -> None:
     """Words and sizes are equal, so only the images differ. The second time they are cached."""
     for _ in range(2):
         with ThreadPoolExecutor(USERS) as pool:
@@ -151,8 +143,8 @@ def test_eight_users_get_answers_about_their_own_pictures(served: Stack, bare: E
 
 
 @pytest.mark.parametrize("case", ["two images", "video and image", "large"])
-def test_prefill_and_decode_equal_one_engine(served: Stack, bare: Expected, case: str) -> None:
-    asked = body(PAIR, cases(WIDE)[case], nvext=ENGINE_DATA)
+def test_prefill_and_decode_equal_one_engine(served: Stack, bare: Answers, case: str) -> None:
+    asked = body(PAIR, cases(WIDE)[case], nvext={"extra_fields": ["engine_data"]})
     answer = served.post("/v1/chat/completions", asked).json()
     usage = answer["usage"]
     assert (answer["choices"][0]["message"]["content"], usage["prompt_tokens"]) == bare[WIDE][case]
@@ -160,25 +152,25 @@ def test_prefill_and_decode_equal_one_engine(served: Stack, bare: Expected, case
     assert fetched == usage["prompt_tokens"], "not all was fetched"
 
 
-def test_stream_equals_unary(served: Stack, bare: Expected) -> None:
-    parts = cases("qwen3-vl")["two images"]
-    more = {"ignore_eos": True}
-    chunks = list(
-        served.openai.chat.completions.create(
-            model="qwen3-vl",
-            messages=chat(parts),  # type: ignore[call-overload]
-            max_tokens=MAX_TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body=more,
-        )
-    )
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert (text, chunks[-1].usage.prompt_tokens) == bare["qwen3-vl"]["two images"]
+def stream(made: Stack, model: str, parts: Parts, **more: Any) -> Iterator[dict[str, Any]]:
+    asked = body(model, parts, stream=True, stream_options={"include_usage": True}, **more)
+    with httpx.stream("POST", f"{made.url}/v1/chat/completions", json=asked, timeout=30) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line[6:])
 
 
-def test_two_choices_about_one_picture(served: Stack, bare: Expected) -> None:
+def streamed_text(chunks: list[dict[str, Any]]) -> str:
+    return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+
+
+def test_stream_equals_unary(served: Stack, bare: Answers) -> None:
+    chunks = list(stream(served, "qwen3-vl", cases("qwen3-vl")["two images"]))
+    answer = streamed_text(chunks), chunks[-1]["usage"]["prompt_tokens"]
+    assert answer == bare["qwen3-vl"]["two images"]
+
+
+def test_two_choices_about_one_picture(served: Stack, bare: Answers) -> None:
     parts = cases("qwen2-vl")["one image"]
     answer = served.post("/v1/chat/completions", body("qwen2-vl", parts, n=2, temperature=0.8, seed=4)).json()
     texts = [choice["message"]["content"] for choice in answer["choices"]]
@@ -248,7 +240,7 @@ def test_salt_keeps_the_same_picture_apart(served: Stack) -> None:
     assert found == [False, True, False, True]
 
 
-def test_name_a_client_gives_twice_does_not_mix_pictures(served: Stack, bare: Expected) -> None:
+def test_name_a_client_gives_twice_does_not_mix_pictures(served: Stack, bare: Answers) -> None:
     for case in ("one image", "image last"):
         parts = [
             {**part, "uuid": "mine"} if part["type"] == "image_url" else part for part in cases(WIDE)[case]
@@ -258,7 +250,7 @@ def test_name_a_client_gives_twice_does_not_mix_pictures(served: Stack, bare: Ex
     assert ask(served, WIDE, other) == ask(served, WIDE, [image(picture(2)), TEXT])
 
 
-def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Expected) -> None:
+def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Answers) -> None:
     """The prompt is too long only with the image, so vLLM's core never got it."""
     fresh = image(picture(400))
     long = {"type": "text", "text": "x" * 2024}
@@ -271,76 +263,42 @@ def test_picture_of_a_refused_request_can_be_asked_about(served: Stack, bare: Ex
     assert worker.log.read_text().count("its media are sent again") == 1
 
 
-REFUSED: dict[str, tuple[str, Parts, dict[str, Any], int, str]] = {
-    "no picture": (WIDE, [image("data:image/png;base64,AAAA"), TEXT], {}, 415, ""),
-    "cut picture": (WIDE, [image(picture(1)[:4000]), TEXT], {}, 400, "image 1 of 1"),
-    "one of two": (WIDE, [image(picture(1)), image(picture(2)[:4000]), TEXT], {}, 400, "image 2 of 2"),
-    "three pictures": (
-        WIDE,
-        [image(picture(n)) for n in range(3)],
-        {},
-        400,
-        "3 images in one request; this worker takes 2",
-    ),
-    "video for LLaVA": ("llava", [film("data:video/mp4;base64,AAAA"), TEXT], {}, 400, "takes no videos"),
-    "sound": (
-        WIDE,
-        [{"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}, TEXT],
-        {},
-        400,
-        "takes no audio parts",
-    ),
-    "a name alone": (
-        WIDE,
-        [{"type": "image_url", "image_url": None, "uuid": "mine"}, TEXT],
-        {},
-        400,
-        "without a URL",
-    ),
-    "file": (WIDE, [image("file:///etc/hostname"), TEXT], {}, 400, "image 1 of 1"),
-    "bomb": (WIDE, [image(data_url(png_that_claims(50_000, 50_000))), TEXT], {}, 413, ""),
-    "drawing that can name files": (
-        WIDE,
-        [image(data_url(b"<svg><image href='file:///etc/passwd'/>")), TEXT],
-        {},
-        415,
-        "",
-    ),
-    "this machine": (TEXT_MODE, [image("http://127.0.0.1:9/a.png"), TEXT], {}, 400, ""),
-    "metadata of a cloud": (WIDE, [image("http://169.254.169.254/latest"), TEXT], {}, 400, ""),
-    "settings of the processor": (
-        WIDE,
-        [image(picture(1)), TEXT],
-        {"mm_processor_kwargs": {"min_pixels": 10**10}},
-        400,
-        "mm_processor_kwargs",
-    ),
-    "odd shape": (WIDE, [image(picture(1, 1000, 4)), TEXT], {}, 400, "aspect ratio must be smaller than 200"),
-    "without --enable-multimodal": (
-        PLAIN,
-        [image(picture(1)), TEXT],
-        {},
-        400,
-        "started without --enable-multimodal",
-    ),
-    "model without vision": (TEXT_ONLY, [image(picture(1)), TEXT], {}, 400, "this model takes text only"),
-    "sound in text mode": (
-        TEXT_MODE,
-        [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, TEXT],
-        {},
-        400,
-        "takes no audio parts",
-    ),
-    "three pictures in text mode": (TEXT_MODE, [image(picture(n)) for n in range(3)], {}, 400, "takes 2"),
+SOUND = {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}
+INPUT_AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+NAMED = {"type": "image_url", "image_url": None, "uuid": "mine"}
+DRAWING = data_url(b"<svg><image href='file:///etc/passwd'/>")
+THREE = [image(picture(number)) for number in range(3)]
+REFUSED: dict[str, tuple[str, Parts, int, str]] = {
+    "cut picture": (WIDE, [image(picture(1)[:4000])], 400, "image 1 of 1"),
+    "one of two": (WIDE, [image(picture(1)), image(picture(2)[:4000])], 400, "image 2 of 2"),
+    "three pictures": (WIDE, THREE, 400, "3 images in one request; this worker takes 2"),
+    "video for LLaVA": ("llava", [film("data:video/mp4;base64,AAAA")], 400, "takes no videos"),
+    "sound": (WIDE, [SOUND], 400, "takes no audio parts"),
+    "a name alone": (WIDE, [NAMED], 400, "without a URL"),
+    "file": (WIDE, [image("file:///etc/hostname")], 400, "image 1 of 1"),
+    "bomb": (WIDE, [image(data_url(png_that_claims(50_000, 50_000)))], 413, ""),
+    "drawing that can name files": (WIDE, [image(DRAWING)], 415, ""),
+    "this machine": (TEXT_MODE, [image("http://127.0.0.1:9/a.png")], 400, ""),
+    "metadata of a cloud": (WIDE, [image("http://169.254.169.254/latest")], 400, ""),
+    "odd shape": (WIDE, [image(picture(1, 1000, 4))], 400, "aspect ratio must be smaller than 200"),
+    "without --enable-multimodal": (PLAIN, THREE[:1], 400, "started without --enable-multimodal"),
+    "sound in text mode": (TEXT_MODE, [INPUT_AUDIO], 400, "takes no audio parts"),
+    "three pictures in text mode": (TEXT_MODE, THREE, 400, "takes 2"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_by_name_and_the_engine_goes_on(served: Stack, kind: str) -> None:
-    model, parts, more, status, said = REFUSED[kind]
-    found = served.post("/v1/chat/completions", body(model, parts, **more))
-    assert (found.status_code, said in found.text) == (status, True), found.text
+    model, parts, status, said = REFUSED[kind]
+    answer = served.post("/v1/chat/completions", body(model, [*parts, TEXT]))
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
     assert ask(served, model, [TEXT])[0]
+
+
+def test_settings_of_the_processor_are_refused(served: Stack) -> None:
+    settings = {"mm_processor_kwargs": {"min_pixels": 10**10}}
+    answer = served.post("/v1/chat/completions", body(WIDE, [image(picture(1)), TEXT], **settings))
+    assert (answer.status_code, "mm_processor_kwargs" in answer.text) == (400, True), answer.text
 
 
 def test_mark_without_a_picture_is_text(served: Stack) -> None:
@@ -351,11 +309,6 @@ def test_mark_without_a_picture_is_text(served: Stack) -> None:
         mixed = [*marks, image(picture(1)), TEXT]
         assert served.post("/v1/chat/completions", body(family, mixed)).status_code in (200, 400)
         assert ask(served, family, [TEXT])[0]
-
-
-def test_start_says_that_a_text_model_takes_no_media(served: Stack) -> None:
-    logs = [worker.log.read_text() for worker in served.workers]
-    assert sum("--enable-multimodal does nothing" in log for log in logs) == 1
 
 
 def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
@@ -378,27 +331,14 @@ def test_client_that_leaves_ends_the_fetch(served: Stack) -> None:
 
 def test_killed_worker_in_mid_stream(served: Stack) -> None:
     """The other worker processes the image again and continues. Must be last: one worker is gone then."""
-    asked = {**body(WIDE, [image(picture(500)), TEXT], stream=True, max_tokens=LONG)}
-    asked["stream_options"] = {"include_usage": True}
-
-    def stream() -> Iterator[dict[str, Any]]:
-        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=asked, timeout=30) as response:
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    yield json.loads(line[6:])
-
-    def text(chunks: list[dict[str, Any]]) -> str:
-        return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
-
-    undisturbed = list(stream())
-    rest = stream()
+    parts = [image(picture(500)), TEXT]
+    undisturbed = list(stream(served, WIDE, parts, max_tokens=LONG))
+    rest = stream(served, WIDE, parts, max_tokens=LONG)
     chunks = [next(rest) for _ in range(20)]
     workers = [w for w in served.workers if f"models=['{WIDE}']" in w.log.read_text()]
-    in_flight = "dynamo_component_requests_in_flight"
-    (busy,) = until("a busy worker", lambda: [w for w in workers if w.metric(in_flight) > 0])
-    os.killpg(busy.pid, signal.SIGKILL)
+    os.killpg(busy_worker(workers).pid, signal.SIGKILL)
     chunks += rest
-    assert text(chunks) == text(undisturbed)
+    assert streamed_text(chunks) == streamed_text(undisturbed)
     keys = ("prompt_tokens", "completion_tokens")
-    usages = [[found[-1]["usage"][key] for key in keys] for found in (chunks, undisturbed)]
+    usages = [[told[-1]["usage"][key] for key in keys] for told in (chunks, undisturbed)]
     assert usages[0] == usages[1]

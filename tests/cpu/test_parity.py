@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.stack import Stack, environment
-from harness.warm import FORKED, Zygote
+from cpu.children import Children
+from cpu.completions import complete
+from harness.stack import Stack
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 21, 31, 32, 33, 47, 63, 64, 65, 96, 128, 200, 333, 500, 800)
 SCHEMA = {
@@ -27,53 +27,24 @@ def prompts() -> list[list[int]]:
 
 
 GREEDY = {"temperature": 0.0, "max_tokens": 24, "logprobs": 1}
+GUIDES = ({"json": SCHEMA}, {"regex": "[0-9]{3}-[a-f]{2}"}, {"choice": ["yes", "no"]})
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4}
 SPECIAL: list[dict[str, Any]] = [
-    {"prompt": prompts()[6], "params": {"temperature": 0.8, "seed": 7, "n": 2, "max_tokens": 12}},
-    {"prompt": prompts()[8], "params": {"temperature": 0.0, "max_tokens": 40, "stop": ["a", "e"]}},
-    {
-        "prompt": prompts()[9],
-        "params": {"temperature": 0.0, "max_tokens": 60, "structured_outputs": {"json": SCHEMA}},
-    },
-    {
-        "prompt": prompts()[10],
-        "params": {
-            "temperature": 0.0,
-            "max_tokens": 20,
-            "structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"},
-        },
-    },
-    {
-        "prompt": prompts()[11],
-        "params": {"temperature": 0.0, "max_tokens": 20, "structured_outputs": {"choice": ["yes", "no"]}},
-    },
-    {
-        "prompt": prompts()[12],
-        "params": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 3, "max_tokens": 16},
-    },
-    {
-        "prompt": prompts()[13],
-        "params": {
-            "temperature": 0.0,
-            "repetition_penalty": 1.3,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.4,
-            "max_tokens": 24,
-        },
-    },
+    {"temperature": 0.8, "seed": 7, "n": 2, "max_tokens": 12},
+    {"temperature": 0.0, "max_tokens": 40, "stop": ["a", "e"]},
+    *({"temperature": 0.0, "max_tokens": 60, "structured_outputs": guide} for guide in GUIDES),
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 3, "max_tokens": 16},
+    {"temperature": 0.0, "max_tokens": 24, **PENALTIES},
 ]
-CASES = [{"prompt": p, "params": GREEDY} for p in prompts()] + SPECIAL
+CASES = [{"prompt": prompt, "params": GREEDY} for prompt in prompts()]
+CASES += [
+    {"prompt": prompt, "params": params} for prompt, params in zip(prompts()[7:], SPECIAL, strict=False)
+]
 
 
 @pytest.fixture(scope="module")
-def expected(
-    warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("reference")
-    (folder / "cases.json").write_text(json.dumps(CASES))
-    args = [str(model), str(folder / "cases.json"), str(folder / "out.json")]
-    child = warm.fork("cpu.reference:run", args, environment(folder, **FORKED), folder / "log")
-    assert child.wait(300) == 0, (folder / "log").read_text()[-3000:]
-    answers: list[list[dict[str, Any]]] = json.loads((folder / "out.json").read_text())
+def expected(children: Children, model: Path) -> list[list[dict[str, Any]]]:
+    answers: list[list[dict[str, Any]]] = children.ask("bare:completions", str(model), CASES)
     return answers
 
 
@@ -110,58 +81,39 @@ def ask_stream(stack: Stack, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-@pytest.mark.parametrize("way", [ask, ask_stream])
-def test_equals_bare_vllm(
-    one_worker: Stack, expected: list[list[dict[str, Any]]], number: int, way: Any
-) -> None:
-    found, wanted = way(one_worker, CASES[number]), expected[number]
-    assert [c["text"] for c in found] == [c["text"] for c in wanted]
-    assert [c["finish_reason"] for c in found] == [c["finish_reason"] for c in wanted]
-    if wanted[0]["logprobs"]:
-        for choice, reference in zip(found, wanted, strict=True):
-            assert choice["logprobs"] == pytest.approx(reference["logprobs"], abs=1e-4)
+def test_equals_bare_vllm(one_worker: Stack, expected: list[list[dict[str, Any]]], number: int) -> None:
+    wanted = expected[number]
+    for way in (ask, ask_stream):
+        choices = way(one_worker, CASES[number])
+        for key in ("text", "finish_reason"):
+            assert [choice[key] for choice in choices] == [choice[key] for choice in wanted]
+        if wanted[0]["logprobs"]:
+            for choice, reference in zip(choices, wanted, strict=True):
+                assert choice["logprobs"] == pytest.approx(reference["logprobs"], abs=1e-4)
 
 
 def test_usage_counts_prompt_completion_and_cache(one_worker: Stack) -> None:
     prompt = [11 + i % 800 for i in range(640)]
-    first = one_worker.openai.completions.create(model="tiny", prompt=prompt, max_tokens=4)
-    again = one_worker.openai.completions.create(model="tiny", prompt=prompt, max_tokens=4)
-    assert first.usage is not None and again.usage is not None
-    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (640, 4)
-    assert again.usage.prompt_tokens_details is not None
-    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= 608
+    first, again = (complete(one_worker, prompt, 4) for _ in range(2))
+    assert (first.prompt_tokens, first.tokens) == (640, 4)
+    assert again.cached >= 608
 
 
 def test_max_tokens_defaults_to_what_fits(one_worker: Stack) -> None:
-    answer = one_worker.post(
-        "/v1/chat/completions",
-        {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": "x " * 900}],
-            "ignore_eos": True,
-            "temperature": 0,
-        },
-    ).json()
+    chat = {"messages": [{"role": "user", "content": "x " * 900}], "ignore_eos": True, "temperature": 0}
+    answer = one_worker.post("/v1/chat/completions", {"model": "tiny", **chat}).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 2048
 
 
 def test_prompt_logprobs_come_with_the_answer(one_worker: Stack) -> None:
     """Chat answers have them at the top level, completions in nvext if requested."""
-    chat = {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "hi"}],
-        "max_tokens": 2,
-        "prompt_logprobs": 1,
-    }
-    answer = one_worker.post("/v1/chat/completions", chat).json()
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "prompt_logprobs": 1}
+    answer = one_worker.post("/v1/chat/completions", {"model": "tiny", **chat}).json()
     assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
-    more = {"prompt_logprobs": 1, "nvext": {"extra_fields": ["engine_data"]}}
-    body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 2, **more}
-    found = one_worker.post("/v1/completions", body).json()["nvext"]["engine_data"]["prompt_logprobs"]
-    assert found[0] is None and "21" in found[1] and "22" in found[2]
+    first, *others = complete(one_worker, [20, 21, 22], 2, prompt_logprobs=1).prompt_logprobs
+    assert first is None and all(other and str(21 + at) in other for at, other in enumerate(others))
 
 
 def test_a_priority_is_taken_by_the_default_scheduler_too(one_worker: Stack) -> None:
-    body = {"model": "tiny", "prompt": [20, 21], "max_tokens": 2, "nvext": {"agent_hints": {"priority": 5}}}
-    assert one_worker.post("/v1/completions", body).status_code == 200
+    assert complete(one_worker, [20, 21], 2, nvext={"agent_hints": {"priority": 5}}).tokens == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,17 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from cpu.completions import PATH, body, complete
+from cpu.pairs import caller, request
+from cpu.stacks import Shared
 from cpu.streams import stream
-from harness.plane import plane
-from harness.stack import Stack, stack
+from harness.stack import Stack
 from harness.waiting import until
-from harness.warm import Zygote
 
 
 @pytest.fixture(scope="module")
-def text_mode(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("text")) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, "--use-vllm-tokenizer")
-        yield made.wait_ready(120)
-
-
-@pytest.fixture(scope="module")
-def one_at_a_time(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("one-at-a-time")) as made:
-        made.start_frontend()
-        flags = ("--scheduling-policy", "priority", "--max-num-seqs", "1")
-        warm.start_worker(made, model, "--use-vllm-tokenizer", *flags)
-        yield made.wait_ready(120)
+def text_mode(shared: Shared) -> Stack:
+    return shared("--use-vllm-tokenizer")
 
 
 CHAT: dict[str, Any] = {
@@ -51,21 +39,17 @@ CHAT: dict[str, Any] = {
         {"stop": ["e"]},
         {"n": 2, "temperature": 0.8, "seed": 4},
         {"extra_body": {"guided_regex": "[0-9]{4}"}},
+        {"extra_body": {"guided_grammar": 'root ::= "yes" | "no"'}},
     ],
 )
 def test_chat_equals_token_mode(text_mode: Stack, one_worker: Stack, more: dict[str, Any]) -> None:
-    texts = [made.openai.chat.completions.create(**{**CHAT, **more}) for made in (text_mode, one_worker)]
-    found, wanted = ([(c.message.content, c.finish_reason) for c in answer.choices] for answer in texts)
-    assert found == wanted
-    assert texts[0].usage.prompt_tokens == texts[1].usage.prompt_tokens
-    assert texts[0].usage.completion_tokens == texts[1].usage.completion_tokens
-
-
-def test_prompt_embeddings_are_refused(text_mode: Stack) -> None:
-    body = {"model": "tiny", "prompt": "a", "prompt_embeds": "A" * 400}
-    answer = text_mode.post("/v1/completions", body)
-    assert answer.status_code == 400
-    assert answer.json()["message"] == "prompt_embeds: text mode takes text only"
+    answers = [made.openai.chat.completions.create(**CHAT | more) for made in (text_mode, one_worker)]
+    choices, expected = ([(c.message.content, c.finish_reason) for c in answer.choices] for answer in answers)
+    assert choices == expected
+    if "yes" in str(more):
+        assert choices[0][0] in ("yes", "no")
+    usages = {(answer.usage.prompt_tokens, answer.usage.completion_tokens) for answer in answers}
+    assert len(usages) == 1
 
 
 def test_streamed_chat_equals_unary(text_mode: Stack) -> None:
@@ -77,36 +61,29 @@ def test_streamed_chat_equals_unary(text_mode: Stack) -> None:
 
 @pytest.mark.parametrize("prompt", ["once upon", [20, 21, 22]])
 def test_completion_equals_token_mode(text_mode: Stack, one_worker: Stack, prompt: Any) -> None:
-    ask = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "temperature": 0, "logprobs": 2}
-    found, wanted = (made.openai.completions.create(**ask).choices[0] for made in (text_mode, one_worker))
-    assert found.text == wanted.text
-    assert found.logprobs.token_logprobs == pytest.approx(wanted.logprobs.token_logprobs, abs=1e-4)
+    choices = [
+        complete(made, prompt, 12, logprobs=2).answer["choices"][0] for made in (text_mode, one_worker)
+    ]
+    assert choices[0]["text"] == choices[1]["text"]
+    logprobs, expected = (choice["logprobs"]["token_logprobs"] for choice in choices)
+    assert logprobs == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("change", "message"),
     [
         ({"prompt": "x " * 3000}, "prompt"),
         ({"stop": list("abcde")}, "stop"),
         ({"best_of": 3}, "best_of"),
         ({"guided_grammar": "root ::= nowhere"}, "guided_grammar"),
+        ({"prompt_embeds": "A" * 400}, "prompt_embeds: text mode takes text only"),
     ],
 )
-def test_refused_by_name(text_mode: Stack, body: dict[str, Any], named: str) -> None:
-    ask = {"model": "tiny", "prompt": "a", "max_tokens": 3, **body}
-    answer = text_mode.post("/v1/completions", ask)
+def test_refused_by_name(text_mode: Stack, change: dict[str, Any], message: str) -> None:
+    answer = text_mode.post(PATH, body("a", 3) | change)
     assert answer.status_code == 400, answer.text
-    assert named in answer.text
-    assert (
-        text_mode.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 3}).status_code
-        == 200
-    )
-
-
-def test_grammar_holds_in_both_modes(text_mode: Stack, one_worker: Stack) -> None:
-    ask = {**CHAT, "extra_body": {"guided_grammar": 'root ::= "yes" | "no"'}}
-    said = [made.openai.chat.completions.create(**ask).choices[0].message for made in (text_mode, one_worker)]
-    assert {message.content for message in said} <= {"yes", "no"}
+    assert message in answer.json()["message"]
+    assert complete(text_mode, "a", 3).tokens == 3
 
 
 def test_structural_tag_holds_in_both_modes(text_mode: Stack, one_worker: Stack, model: Path) -> None:
@@ -117,22 +94,16 @@ def test_structural_tag_holds_in_both_modes(text_mode: Stack, one_worker: Stack,
         "format": {"type": "tag", "begin": "<a>", "content": inside, "end": "</a>"},
     }
     text = {"prompt": "a", "max_tokens": 20, "temperature": 0, "response_format": tag}
-    chunks = on_the_plane(text_mode, text)
+    with caller(text_mode) as plane:
+        chunks = plane.call("backend.generate", text)["chunks"]
     assert re.fullmatch("<a>[0-9]{3}</a>", "".join(chunk["choices"][0]["text"] for chunk in chunks))
-    tokens = {
-        "token_ids": [20, 21],
-        "stop_conditions": {"max_tokens": 20},
-        "sampling_options": {"temperature": 0.0, "guided_decoding": {"structural_tag": tag}},
-    }
-    ids = [token for chunk in on_the_plane(one_worker, tokens) for token in chunk["token_ids"]]
+    guided = {"temperature": 0.0, "guided_decoding": {"structural_tag": tag}}
+    tokens = request([20, 21], sampling_options=guided, stop_conditions={"max_tokens": 20})
+    with caller(one_worker) as plane:
+        chunks = plane.call("backend.generate", tokens)["chunks"]
+    ids = [token for chunk in chunks for token in chunk["token_ids"]]
     written = Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids)
     assert re.fullmatch("<a>[0-9]{3}</a>", written)
-
-
-def on_the_plane(made: Stack, request: dict[str, Any]) -> list[dict[str, Any]]:
-    with plane(made.environment(DYN_TCP_RPC_HOST="127.0.0.1")) as caller:
-        chunks: list[dict[str, Any]] = caller.call("backend.generate", request)["chunks"]
-        return chunks
 
 
 def test_unknown_model(text_mode: Stack) -> None:
@@ -141,22 +112,20 @@ def test_unknown_model(text_mode: Stack) -> None:
 
 
 @pytest.mark.parametrize("way", ["body", "header"])
-def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, way: str) -> None:
-    (worker,), ended = one_at_a_time.workers, []
+def test_urgent_request_overtakes_another_in_the_engine(narrow: Stack, way: str) -> None:
+    (worker,), ended = narrow.workers, []
 
     def ask(name: str, priority: int, max_tokens: int) -> None:
-        body: dict[str, Any] = {"model": "tiny", "prompt": "once upon", "max_tokens": max_tokens}
-        body["ignore_eos"] = True
+        hints = {"agent_hints": {"priority": priority}} if way == "body" else {}
         headers = {"x-dynamo-request-priority": str(priority)} if way == "header" else {}
-        if way == "body":
-            body["nvext"] = {"agent_hints": {"priority": priority}}
-        assert one_at_a_time.post("/v1/completions", body, headers=headers).status_code == 200
+        asked = body("once upon", max_tokens, nvext=hints)
+        assert narrow.post(PATH, asked, headers=headers).status_code == 200
         ended.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        with stream(one_at_a_time, 1, 1900):
+        with stream(narrow, 1, 1900):
             until("the first one", lambda: worker.busy() == 1)
-            asked = [pool.submit(ask, "patient", 1, 400)]
+            asked = [pool.submit(ask, "patient", 1, 100)]
             until("one that waits", lambda: worker.busy() == 2)
             asked.append(pool.submit(ask, "urgent", 9, 20))
             until("two that wait", lambda: worker.busy() == 3)
@@ -166,9 +135,8 @@ def test_urgent_request_overtakes_another_in_the_engine(one_at_a_time: Stack, wa
 
 
 def test_logit_bias_reaches_the_engine(text_mode: Stack) -> None:
-    ask = {"model": "tiny", "prompt": [20, 21], "max_tokens": 3, "temperature": 0, "logit_bias": {"40": 100}}
-    answer = text_mode.openai.completions.create(**ask, logprobs=0)  # type: ignore[call-overload]
-    assert len(set(answer.choices[0].logprobs.tokens)) == 1
+    answer = complete(text_mode, [20, 21], 3, logit_bias={"40": 100}, logprobs=0).answer
+    assert len(set(answer["choices"][0]["logprobs"]["tokens"])) == 1
 
 
 @pytest.mark.parametrize("as_parts", [False, True])
@@ -176,7 +144,7 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_tokenised(text_mode: Sta
     """Only one thread tokenises: 9 MB made all others wait for 12 s, and the worker seemed to hang."""
     words = "lo " * 300_000
     content = [{"type": "text", "text": words}] if as_parts else words
-    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
-    answer = text_mode.post("/v1/chat/completions", body)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    answer = text_mode.post("/v1/chat/completions", chat)
     assert answer.status_code == 400
     assert "900000 characters" in answer.json()["message"]

@@ -2,54 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cpu.completions import Completion, complete, texts
+from cpu.lora import load_all
+from cpu.stacks import Start, live_check
 from cpu.streams import prompt
-from harness.processes import COMMAND
-from harness.stack import Stack, stack
+from cpu.test_tiers import BLOCK_TOKENS, LOADED
+from harness.stack import Stack
 from harness.waiting import until, until_spread
-from harness.warm import Zygote
 
 pytestmark = pytest.mark.more
 
-TOKENS, BLOCK_TOKENS, PROMPTS = 640, 32, 12
+TOKENS, PROMPTS = 640, 12
 SMALL = ("--num-gpu-blocks-override", "50", "--block-size", str(BLOCK_TOKENS), "--max-model-len", "1024")
 """An engine that holds two prompts."""
-LOADED = "vllm:kv_offload_load_bytes_total"
 
 
 @pytest.fixture(scope="module")
-def two_workers(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("two")) as made:
-        made.start_frontend()
-        for _ in range(2):
-            warm.start_worker(made, model, *SMALL, "--kv-offload-gb", "0.1", "--enable-lora")
-        made.wait_ready(120)
-        for worker in made.workers:
-            worker.admin("load_lora", lora_name="a", source={"uri": str(adapters["a"])}).raise_for_status()
-        until("the adapter", lambda: "a" in made.models())
-        yield made
+def two_workers(start_module: Start, adapters: dict[str, Path]) -> Stack:
+    made = start_module(*SMALL, "--kv-offload-gb", "0.1", "--enable-lora", workers=2)
+    load_all(made, adapters, "a")
+    return made
 
 
-def ask(made: Stack, number: int, **more: Any) -> Any:
-    extra = {"ignore_eos": True, "nvext": {"extra_fields": ["worker_id", "timing"]}, **more.pop("body", {})}
-    return made.openai.completions.create(
-        prompt=prompt(number, TOKENS),
-        extra_body=extra,
-        **{"model": "tiny", "max_tokens": 8, "temperature": 0, **more},
-    )
-
-
-def who(answer: Any) -> int:
-    return int(answer.model_extra["nvext"]["worker_id"]["decode_worker_id"])
+def ask(made: Stack, number: int, **more: Any) -> Completion:
+    return complete(made, prompt(number, TOKENS), **more)
 
 
 def loaded(made: Stack) -> float:
@@ -57,19 +38,19 @@ def loaded(made: Stack) -> float:
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, {"body": {"cache_salt": "mine"}}, {"model": "a"}], ids=["plain", "salt", "adapter"]
+    "kind", [{}, {"nvext": {"cache_salt": "mine"}}, {"model": "a"}], ids=["plain", "salt", "adapter"]
 )
 def test_evicted_prompt_goes_to_the_worker_that_has_it_in_host_memory(
     two_workers: Stack, kind: dict[str, Any]
 ) -> None:
-    first = until_spread(lambda number: ask(two_workers, number, **kind), who, least=PROMPTS)
+    first = until_spread(lambda n: ask(two_workers, n, **kind), lambda answer: answer.worker, least=PROMPTS)
     before = loaded(two_workers)
     again = [ask(two_workers, number, **kind) for number in range(len(first))]
-    assert [who(answer) for answer in again] == [who(answer) for answer in first]
-    assert [answer.choices[0].text for answer in again] == [answer.choices[0].text for answer in first]
-    assert all(answer.usage.prompt_tokens_details.cached_tokens >= TOKENS - BLOCK_TOKENS for answer in again)
-    rates = [answer.model_extra["nvext"]["timing"]["kv_hit_rate"] for answer in again]
-    assert sum(0.7 < rate < 0.76 for rate in rates) >= PROMPTS - 4, "most have left the engines' caches"
+    assert [answer.worker for answer in again] == [answer.worker for answer in first]
+    assert texts(again) == texts(first)
+    assert all(answer.cached >= TOKENS - BLOCK_TOKENS for answer in again)
+    left = sum(0.7 < answer.hit_rate < 0.76 for answer in again)
+    assert left >= PROMPTS - 4, "most have left the engines' caches"
     assert loaded(two_workers) > before
 
 
@@ -90,16 +71,8 @@ def test_operator_sees_what_the_tiers_hold_and_do(two_workers: Stack) -> None:
 
 def test_every_tier_is_proven_and_clients_keep_their_caches(two_workers: Stack) -> None:
     last = ask(two_workers, 99)
-    done = subprocess.run(
-        [*COMMAND, "check", "--live", two_workers.url, "--json", "--strict"],
-        env=two_workers.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    steps = [step for step in json.loads(done.stdout) if step["name"] == "tiers"]
-    assert (done.returncode, [step["outcome"] for step in steps]) == (0, ["ok", "ok"]), done.stdout
+    steps = [step for step in live_check(two_workers) if step["name"] == "tiers"]
+    assert [step["outcome"] for step in steps] == ["ok", "ok"]
     assert all("128 of 129 prompt tokens came from its tiers" in step["figure"] for step in steps)
     again = ask(two_workers, 99)
-    assert who(again) == who(last)
-    assert again.usage.prompt_tokens_details.cached_tokens >= TOKENS - BLOCK_TOKENS
+    assert (again.worker, again.cached >= TOKENS - BLOCK_TOKENS) == (last.worker, True)

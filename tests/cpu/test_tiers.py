@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpu.pairs import ENGINE_DATA, Pairs, not_computed, pairs, prompts
+from cpu.completions import complete, texts
+from cpu.lora import load, unload_all
+from cpu.pairs import LOST, Pairs, prompts
 from cpu.slow_copies import CALL, HOLD
+from cpu.stacks import Start
 from harness.adapters import make_adapter
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker
 from harness.waiting import until
-from harness.warm import WARMED, Zygote
+from harness.warm import WARMED
 
 TOKENS = 1000
 """Not whole blocks: of a prompt of whole blocks vLLM loads the last one from the tier though it has it."""
@@ -27,34 +29,23 @@ EVERY = [[start + token % 700 for token in range(TOKENS)] for start in range(20,
 
 
 @pytest.fixture(scope="module")
-def keeping(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("keeping")) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, *SMALL)
-        yield made.wait_ready(120)
+def keeping(start_module: Start) -> Stack:
+    return start_module(*SMALL)
 
 
 @pytest.fixture(scope="module")
-def pair(warm: Zygote, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
-    with pairs(
-        warm, model, tmp_path_factory.mktemp("pair"), 1, 1, *SMALL, "--connector", "offload", "nixl"
-    ) as made:
-        yield made
+def tiered_pair(start_module: Start) -> Pairs:
+    return start_module.pair(*SMALL, "--connector", "offload", "nixl")
 
 
-def ask(made: Stack, prompt: list[int], **more: Any) -> Any:
-    extra = {"ignore_eos": True, "nvext": ENGINE_DATA}
-    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "extra_body": extra, **more}
-    return made.openai.completions.create(prompt=prompt, **body)
+@pytest.fixture(scope="module")
+def alone(one_worker: Stack) -> list[str]:
+    """The texts of an engine without tiers."""
+    return answers(one_worker)
 
 
-def texts(made: Stack, every: list[list[int]], **more: Any) -> list[list[str]]:
-    return [[choice.text for choice in ask(made, prompt, **more).choices] for prompt in every]
-
-
-def cached(answer: Any) -> int:
-    details = answer.usage.prompt_tokens_details
-    return 0 if details is None else int(details.cached_tokens or 0)
+def answers(made: Stack, every: list[list[int]] = EVERY, **more: Any) -> list[str]:
+    return [text for prompt in every for text in complete(made, prompt, 12, **more).texts]
 
 
 def settled(worker: Worker) -> float:
@@ -63,38 +54,44 @@ def settled(worker: Worker) -> float:
     return worker.metric(STORED)
 
 
-def test_answers_from_the_tier_equal_those_of_another_engine(keeping: Stack, one_worker: Stack) -> None:
+def test_answers_from_the_tier_equal_those_of_another_engine(keeping: Stack, alone: list[str]) -> None:
     (worker,) = keeping.workers
-    cold, before = texts(keeping, EVERY), worker.metric(LOADED)
-    found = [ask(keeping, prompt) for prompt in EVERY]
-    assert [[answer.choices[0].text] for answer in found] == cold == texts(one_worker, EVERY)
+    cold, before = answers(keeping), worker.metric(LOADED)
+    warm = [complete(keeping, prompt, 12) for prompt in EVERY]
+    assert texts(warm) == cold == alone
     # The engine has room for two of eight.
-    assert all(cached(answer) >= TOKENS - BLOCK_TOKENS for answer in found)
+    assert all(answer.cached >= TOKENS - BLOCK_TOKENS for answer in warm)
     assert worker.metric(LOADED) > before
 
 
 def test_logprobs_of_a_prompt_are_computed_though_the_tier_has_it(keeping: Stack, one_worker: Stack) -> None:
-    texts(keeping, EVERY)
-    body = {"model": "tiny", "prompt": EVERY[0], "max_tokens": 1, "prompt_logprobs": 1, "nvext": ENGINE_DATA}
-    found, wanted = (made.post("/v1/completions", body).json() for made in (keeping, one_worker))
-    told = [answer["nvext"]["engine_data"]["prompt_logprobs"] for answer in (found, wanted)]
+    answers(keeping)
+    told = [complete(made, EVERY[0], 1, prompt_logprobs=1).prompt_logprobs for made in (keeping, one_worker)]
     assert len(told[0]) == TOKENS and told[0] == told[1]
 
 
-def test_cleared_cache_is_cleared_in_the_tier_too(keeping: Stack) -> None:
+@pytest.mark.parametrize(
+    "verbs",
+    [("clear_kv_blocks",), ("reset_caches",), ("sleep", "wake_up"), ("sleep 2", "wake_up")],
+    ids=lambda verbs: verbs[0],
+)
+def test_what_is_cleared_or_slept_away_is_not_found_in_the_tier(
+    keeping: Stack, alone: list[str], verbs: tuple[str, ...]
+) -> None:
     (worker,) = keeping.workers
-    before = texts(keeping, EVERY[:4])
-    for verb in ("clear_kv_blocks", "reset_caches"):
-        settled(worker)
-        assert worker.admin(verb).json()["status"] == "success"
-        found = [ask(keeping, prompt) for prompt in EVERY[:4]]
-        assert [cached(answer) for answer in found] == [0] * 4
-        assert [[answer.choices[0].text] for answer in found] == before
+    assert answers(keeping, EVERY[:4]) == alone[:4]
+    settled(worker)
+    for words in verbs:
+        verb, _, level = words.partition(" ")
+        assert worker.admin(verb, **({"level": int(level)} if level else {})).json()["status"] == "success"
+    cold = [complete(keeping.wait_ready(120), prompt, 12) for prompt in EVERY[:4]]
+    assert [answer.cached for answer in cold] == [0] * 4
+    assert texts(cold) == alone[:4]
 
 
 def test_refused_clear_leaves_the_tier_as_it_is(keeping: Stack) -> None:
     (worker,) = keeping.workers
-    texts(keeping, EVERY)  # the first is now only in the tier
+    answers(keeping)  # the first is now only in the tier
     settled(worker)
     with keeping.openai.completions.with_streaming_response.create(
         model="tiny", prompt=EVERY[7], max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
@@ -103,93 +100,71 @@ def test_refused_clear_leaves_the_tier_as_it_is(keeping: Stack) -> None:
         refused = worker.admin("clear_kv_blocks").json()
         assert (refused["status"], "in use" in refused["message"]) == ("error", True)
     until("an idle engine", lambda: worker.busy() == 0)
-    assert cached(ask(keeping, EVERY[0])) >= TOKENS - BLOCK_TOKENS
+    assert complete(keeping, EVERY[0]).cached >= TOKENS - BLOCK_TOKENS
 
 
-def test_tier_that_is_being_filled_can_be_cleared_again_and_again(
-    warm: Zygote, model: Path, tmp_path: Path
-) -> None:
+def test_tier_that_is_being_filled_can_be_cleared_again_and_again(start: Start, tmp_path: Path) -> None:
     """vLLM itself would refuse the second time, and sleep, until somebody asks something."""
     hold = tmp_path / "hold"
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *SMALL, env={HOLD: str(hold)}, call=CALL)
-        made.wait_ready(120)
-        hold.touch()
-        before = ask(made, EVERY[0])
-        for verb in ("clear_kv_blocks", "clear_kv_blocks", "sleep", "wake_up"):
-            assert worker.admin(verb).status_code == 200
-        hold.unlink()
-        made.wait_ready(120)
-        after = ask(made, EVERY[0])
-        assert (cached(after), after.choices[0].text) == (0, before.choices[0].text)
-        assert cached(ask(made, EVERY[0])) > 0
+    made = start(*SMALL, env={HOLD: str(hold)}, call=CALL)
+    (worker,) = made.workers
+    hold.touch()
+    before = complete(made, EVERY[0])
+    for verb in ("clear_kv_blocks", "clear_kv_blocks", "sleep", "wake_up"):
+        assert worker.admin(verb).status_code == 200
+    hold.unlink()
+    after = complete(made.wait_ready(120), EVERY[0])
+    assert (after.cached, after.text) == (0, before.text)
+    assert complete(made, EVERY[0]).cached > 0
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_engine_that_slept_finds_nothing_in_its_tier(keeping: Stack, level: int) -> None:
-    (worker,) = keeping.workers
-    before = texts(keeping, EVERY[:4])
-    assert worker.admin("sleep", level=level).status_code == 200
-    assert worker.admin("wake_up").status_code == 200
-    keeping.wait_ready(120)
-    found = [ask(keeping, prompt) for prompt in EVERY[:4]]
-    assert [cached(answer) for answer in found] == [0] * 4
-    assert [[answer.choices[0].text] for answer in found] == before
+def disk_flags(folder: Path) -> tuple[str, ...]:
+    return (*SMALL, "--kv-offload-gb", "0.02", "--kv-offload-disk", f"{folder}/kv:0.2")
 
 
 def test_restarted_worker_finds_its_caches_on_disk_unless_they_were_cleared(
-    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
+    start: Start, tmp_path: Path, alone: list[str]
 ) -> None:
     """The warm-up of each start forgets its own prompts, and nothing of an earlier run."""
-    flags = (*SMALL, "--kv-offload-gb", "0.02", "--kv-offload-disk", f"{tmp_path}/kv:0.2")
-    wanted = texts(one_worker, EVERY)
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        for clears, finds in ((False, False), (True, True), (False, False)):
-            worker = warm.start_worker(made, model, *flags, env=WARMED)
-            made.wait_ready(120)
-            assert texts(made, EVERY[:2]) == wanted[:2]
-            assert (worker.metric(READ) > 0) is finds
-            assert texts(made, EVERY) == wanted
-            wait_on_disk(worker)
-            if clears:
-                assert worker.admin("clear_kv_blocks").status_code == 200
-            end(made, worker)
-
-
-def test_worker_whose_disk_is_lost_starts_and_computes(
-    warm: Zygote, model: Path, tmp_path: Path, one_worker: Stack
-) -> None:
-    wanted = texts(one_worker, EVERY[:2])
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *SMALL, "--kv-offload-disk", "/proc/lost:1")
+    made = start.frontend()
+    for clears, finds in ((False, False), (True, True), (False, False)):
+        worker = start.warm.start_worker(made, start.model, *disk_flags(tmp_path), env=WARMED)
         made.wait_ready(120)
-        assert texts(made, EVERY[:2]) == wanted
-        lines = worker.log.read_text().splitlines()
-        assert sum("--kv-offload-disk /proc/lost:1" in line for line in lines) == 1
-        until("it is paused", lambda: worker.metric("vllm:kv_offload_disk_paused") == 1)
+        assert answers(made, EVERY[:2]) == alone[:2]
+        assert (worker.metric(READ) > 0) is finds
+        assert answers(made) == alone
+        wait_on_disk(worker)
+        if clears:
+            assert worker.admin("clear_kv_blocks").status_code == 200
+        end(made, worker)
+
+
+def test_worker_whose_disk_is_lost_starts_and_computes(start: Start, alone: list[str]) -> None:
+    made = start(*SMALL, "--kv-offload-disk", "/proc/lost:1")
+    (worker,) = made.workers
+    assert answers(made, EVERY[:2]) == alone[:2]
+    lines = worker.log.read_text().splitlines()
+    assert sum("--kv-offload-disk /proc/lost:1" in line for line in lines) == 1
+    until("it is paused", lambda: worker.metric("vllm:kv_offload_disk_paused") == 1)
 
 
 @pytest.mark.more
 def test_adapter_replaced_across_a_restart_is_not_answered_from_the_old_ones_disk(
-    warm: Zygote, model: Path, tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
-    flags = (*SMALL, "--kv-offload-gb", "0.02", "--kv-offload-disk", f"{tmp_path}/kv:0.2", "--lora-enabled")
-    folder, answers = tmp_path / "adapter", dict[int, list[list[str]]]()
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        for seed, finds in ((1, False), (3, False), (1, True)):
-            make_adapter(folder, model, seed=seed)
-            worker = warm.start_worker(made, model, *flags, "--lora-modules", f"a={folder}")
-            made.wait_ready(120).wait_listed("a")
-            found = texts(made, EVERY, model="a")
-            assert found == answers.setdefault(seed, found)
-            assert (worker.metric(READ) > 0) is finds
-            wait_on_disk(worker)
-            end(made, worker)
-    assert answers[1] != answers[3]
+    folder, told = tmp_path / "adapter", dict[int, list[str]]()
+    modules = ("--lora-enabled", "--lora-modules", f"a={folder}")
+    made = start.frontend()
+    for seed, finds in ((1, False), (3, False), (1, True)):
+        make_adapter(folder, start.model, seed=seed)
+        worker = start.warm.start_worker(made, start.model, *disk_flags(tmp_path), *modules)
+        made.wait_ready(120).wait_listed("a")
+        adapted = answers(made, model="a")
+        assert adapted == told.setdefault(seed, adapted)
+        assert (worker.metric(READ) > 0) is finds
+        wait_on_disk(worker)
+        end(made, worker)
+    assert told[1] != told[3]
 
 
 def wait_on_disk(worker: Worker) -> None:
@@ -204,51 +179,46 @@ def end(made: Stack, worker: Worker) -> None:
     until("no worker", lambda: not made.instances())
 
 
-def test_prefill_and_decode_workers_load_from_their_tiers(pair: Pairs, one_worker: Stack) -> None:
-    (prefill,), (decode,) = pair.prefills, pair.decodes
-    wanted = texts(one_worker, EVERY)
-    assert texts(pair.stack, EVERY) == wanted  # cold
-    assert texts(pair.stack, EVERY[-1:]) == wanted[-1:]  # in the engines' own caches
+def test_prefill_and_decode_workers_load_from_their_tiers(
+    tiered_pair: Pairs, one_worker: Stack, alone: list[str]
+) -> None:
+    made, (prefill,), (decode,) = tiered_pair.stack, tiered_pair.prefills, tiered_pair.decodes
+    assert answers(made) == alone  # cold
+    assert answers(made, EVERY[-1:]) == alone[-1:]  # in the engines' own caches
     assert prefill.metric(LOADED) == 0
-    found = [ask(pair.stack, prompt) for prompt in EVERY]
-    assert [[answer.choices[0].text] for answer in found] == wanted
-    assert all(not_computed(answer) >= TOKENS - 1 for answer in found)
+    warm = [complete(made, prompt, 12) for prompt in EVERY]
+    assert texts(warm) == alone
+    assert all(answer.not_computed >= TOKENS - 1 for answer in warm)
     assert prefill.metric(LOADED) > 0
     assert decode.metric(LOADED) == 0, "NIXL has the whole prompt"
-    assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0
+    assert decode.metric(LOST) == 0
     # A decode worker alone computes several choices: it loads the prompts that it fetched before.
-    more = {"n": 2, "seed": 7, "temperature": 0.8}
-    assert texts(pair.stack, EVERY, **more) == texts(one_worker, EVERY, **more)
+    more: dict[str, Any] = {"n": 2, "seed": 7, "temperature": 0.8}
+    assert answers(made, **more) == answers(one_worker, **more)
     assert decode.metric(LOADED) > 0
-    assert pair.is_alive()
+    assert tiered_pair.is_alive()
 
 
 @pytest.mark.more
-def test_mixed_load_on_prefill_and_decode_equals_one_engine(pair: Pairs, one_worker: Stack) -> None:
+def test_mixed_load_on_prefill_and_decode_equals_one_engine(tiered_pair: Pairs, one_worker: Stack) -> None:
     every = prompts(24, 1500, seed=11)
-    assert texts(pair.stack, every) == texts(one_worker, every) == texts(pair.stack, every)
+    cold, expected, warm = (answers(m, every) for m in (tiered_pair.stack, one_worker, tiered_pair.stack))
+    assert cold == expected == warm
 
 
 @pytest.mark.more
-def test_replaced_adapter_is_never_answered_from_the_old_ones_cache(
-    warm: Zygote, model: Path, tmp_path: Path, adapters: dict[str, Path]
-) -> None:
+def test_replaced_adapter_is_never_answered_from_the_old_ones_cache(start: Start, tmp_path: Path) -> None:
     """The folder stays the same, too: vLLM knows an adapter by its name and folder."""
-    folder = tmp_path / "adapter"
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *SMALL, "--enable-lora", "--max-lora-rank", "8")
-        made.wait_ready(120)
-        answers = []
-        for seed in (1, 3):
-            make_adapter(folder, model, seed=seed)
-            assert worker.admin("load_lora", lora_name="a", source={"uri": str(folder)}).status_code == 200
-            until("the adapter", lambda: "a" in [m.id for m in made.openai.models.list().data])
-            cold = texts(made, EVERY[:4], model="a")
-            again = [ask(made, prompt, model="a") for prompt in EVERY[:4]]
-            assert [[answer.choices[0].text] for answer in again] == cold
-            assert all(cached(answer) >= TOKENS - BLOCK_TOKENS for answer in again)
-            answers.append(cold)
-            assert worker.admin("unload_lora", lora_name="a").status_code == 200
-        assert answers[0] != answers[1]
-        assert worker.metric(LOADED) > 0
+    made, told = start(*SMALL, "--enable-lora", "--max-lora-rank", "8"), []
+    (worker,) = made.workers
+    for seed in (1, 3):
+        folder = make_adapter(tmp_path / "adapter", start.model, seed=seed)
+        assert load(worker, "a", folder).status_code == 200
+        made.wait_listed("a")
+        told.append(answers(made, EVERY[:4], model="a"))
+        again = [complete(made, prompt, 12, model="a") for prompt in EVERY[:4]]
+        assert texts(again) == told[-1]
+        assert all(answer.cached >= TOKENS - BLOCK_TOKENS for answer in again)
+        unload_all(made)
+    assert told[0] != told[1]
+    assert worker.metric(LOADED) > 0

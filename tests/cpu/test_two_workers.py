@@ -1,81 +1,113 @@
-"""Tests two workers: the cache decides where a request goes, and a stopping worker loses no answer."""
+"""Tests two workers: the cache decides where a request goes, and a stopping one loses no answer."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from cpu.completions import complete
+from cpu.pairs import IN_FLIGHT
+from cpu.stacks import Start
 from cpu.streams import Load, prompt, stream, stream_text
-from harness.stack import Stack, Worker, stack
+from cpu.test_metrics import series
+from harness.stack import Stack, Worker
 from harness.waiting import until, until_spread
-from harness.warm import Zygote
 
 LONG = 1000
 """Tokens of an answer that is still on its way when somebody has found out who gives it."""
+CYCLES = int(os.environ.get("DYNAMO_VLLM_CYCLES", "4"))
+"""The number of cycles of sleep; CI uses the default: each of two workers at both levels."""
+EARLIER = """
+from prometheus_client import Counter
+labels = {"model_name": "tiny", "engine": "0"}
+Counter("vllm:generation_tokens", "", list(labels)).labels(**labels).inc(1000)
+"""
 
 
-@pytest.fixture
-def two_workers(warm: Zygote, model: Path, tmp_path: Path) -> Iterator[Stack]:
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        warm.start_worker(made, model, "--drain-seconds", "1")
-        warm.start_worker(made, model, "--drain-seconds", "1")
-        yield made.wait_ready(120)
+@pytest.fixture(scope="module")
+def metrics_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes count in, with figures of an earlier one."""
+    folder = tmp_path_factory.mktemp("metrics")
+    env = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    subprocess.run([sys.executable, "-c", EARLIER], env=env, check=True)
+    return folder
 
 
-def who(answer: Any) -> int:
-    return int(answer.model_extra["nvext"]["worker_id"]["decode_worker_id"])
-
-
-def ask(made: Stack, number: int, length: int = 640, max_tokens: int = 2) -> Any:
-    return made.openai.completions.create(
-        model="tiny",
-        prompt=prompt(number, length),
-        max_tokens=max_tokens,
-        temperature=0,
-        extra_body={"nvext": {"extra_fields": ["worker_id", "timing"]}, "ignore_eos": True},
-    )
+@pytest.fixture(scope="module")
+def two_workers(start_module: Start, metrics_folder: Path) -> Stack:
+    """The tests of this file follow each other: each leaves two workers to the next one."""
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
+    return start_module("--drain-seconds", "1", workers=2, settings=shared)
 
 
 def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
-    first = until_spread(lambda number: ask(two_workers, number), who, least=12)
-    again = [ask(two_workers, number) for number in range(len(first))]
-    hits = [
-        who(a) == who(b) and b.usage.prompt_tokens_details.cached_tokens >= 608
-        for a, b in zip(first, again, strict=True)
-    ]
-    assert all(hits), hits
+    """Each shows its own figures."""
+    answers = until_spread(lambda n: complete(two_workers, prompt(n, 640), 2), lambda a: a.worker, least=12)
+    again = [complete(two_workers, prompt(number, 640), 2) for number in range(len(answers))]
+    assert [(a.worker, a.cached >= 608) for a in again] == [(a.worker, True) for a in answers]
+    asked = [answer.worker for answer in (*answers, *again)]
+    told = {worker.metric("vllm:generation_tokens_total") for worker in two_workers.workers}
+    assert told == {2 * asked.count(worker) for worker in set(asked)}
+    for worker in two_workers.workers:
+        assert series(worker)
 
 
-def test_rolling_restart_under_load_loses_nothing(two_workers: Stack, warm: Zygote, model: Path) -> None:
+def test_rolling_restart_under_load_loses_nothing(
+    two_workers: Stack, start_module: Start, metrics_folder: Path
+) -> None:
     """The drain budget is shorter than the answers, so requests also migrate in mid-stream."""
     undisturbed = {number: stream_text(two_workers, number) for number in range(4)}
+    before = set(metrics_folder.iterdir())
+    assert len(before) == 3, "a file of the earlier process, and a folder of each worker"
     with Load(two_workers) as load:
         for worker in list(two_workers.workers):
             load.settled()
             worker.signal(signal.SIGTERM)
             assert worker.process.wait(60) == 0, worker.log.read_text()[-2000:]
-            fresh = warm.start_worker(two_workers, model, "--drain-seconds", "1")
+            two_workers.workers.remove(worker)
+            fresh = start_module.warm.start_worker(two_workers, start_module.model, "--drain-seconds", "20")
             until("the replacement", fresh.is_ready, 120)
             until("both in discovery", lambda: len(two_workers.instances()) == 2)
         load.settled()
     assert load.failures == []
     assert len(load.texts) >= 12
     assert all(text == undisturbed[number] for number, text in load.texts)
+    left = before & set(metrics_folder.iterdir())
+    assert [path.is_file() for path in left] == [True], "what a worker counted ends with it"
 
 
-def busy_worker(made: Stack) -> Worker:
-    def find() -> Worker | None:
-        return next((w for w in made.workers if w.metric("dynamo_component_requests_in_flight") > 0), None)
+def test_sleep_and_wake_under_load_lose_nothing(two_workers: Stack) -> None:
+    """One of two workers is always available; levels 1 and 2 alternate."""
+    undisturbed = {number: stream_text(two_workers, number) for number in range(4)}
+    with Load(two_workers) as load:
+        for cycle in range(CYCLES):
+            worker = two_workers.workers[cycle % 2]
+            for verb, more, state in (
+                ("sleep", {"level": 1 + cycle // 2 % 2}, "asleep"),
+                ("wake_up", {}, "ready"),
+            ):
+                answer = worker.admin(verb, **more)
+                assert answer.status_code == 200, answer.text
+                assert worker.admin("status").json()["state"] == state
+                if state == "asleep":
+                    assert (worker.health(), worker.busy()) == (503, 0)
+            until("both in discovery", lambda: len(two_workers.instances()) == 2)
+        load.settled()
+    assert load.failures == []
+    assert len(load.texts) >= CYCLES
+    assert all(text == undisturbed[number] for number, text in load.texts)
 
-    found = until("a busy worker", find)
-    assert found is not None
-    return found
+
+def busy_worker(workers: Sequence[Worker]) -> Worker:
+    busy = until("a busy worker", lambda: next((w for w in workers if w.metric(IN_FLIGHT) > 0), None))
+    assert busy is not None
+    return busy
 
 
 def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
@@ -84,7 +116,7 @@ def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
     text, chunks = "", iter(stream(two_workers, 9, LONG))
     for _ in range(20):
         text += next(chunks).choices[0].text
-    os.killpg(busy_worker(two_workers).pid, signal.SIGKILL)
+    os.killpg(busy_worker(two_workers.workers).pid, signal.SIGKILL)
     usage = None
     for chunk in chunks:
         text += chunk.choices[0].text if chunk.choices else ""

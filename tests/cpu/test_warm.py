@@ -2,73 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models.vision import make_tiny_vision_model
 
+from cpu.children import Children
+from cpu.completions import complete
+from cpu.stacks import Start
 from dynamo_vllm.roles.trials import SHORT
-from harness.stack import environment, stack
-from harness.warm import FORKED, WARMED, Zygote
+from harness.warm import WARMED
 
 pytestmark = pytest.mark.more
 
 
-def found(
-    warm: Zygote, folder: Path, model: Path, adapter: str = "", takes_embeds: bool = False
-) -> dict[str, Any]:
-    args = [str(model), adapter, takes_embeds, str(folder / "out.json")]
-    child = warm.fork("cpu.warmth:run", args, environment(folder, **FORKED), folder / "log")
-    assert child.wait(150) == 0, (folder / "log").read_text()[-3000:]
-    made: dict[str, Any] = json.loads((folder / "out.json").read_text())
-    return made
-
-
-def imported(seen: dict[str, Any]) -> dict[str, list[str]]:
-    """Returns what requests of each kind imported: a sign of everything that a first request builds."""
-    return {kind: names for kind, names in seen["new"].items() if names}
+def first_requests(children: Children, model: Path, adapter: str = "", takes_embeds: bool = False) -> Any:
+    """None may import anything: that is a sign of everything that a first request builds."""
+    seen = children.ask("warmth:run", str(model), adapter, takes_embeds)
+    assert {kind: modules for kind, modules in seen["new"].items() if modules} == {}
+    return seen
 
 
 @pytest.mark.timeout(200)
-def test_no_kind_of_request_imports_anything_and_none_was_counted(
-    warm: Zygote, model: Path, tmp_path: Path
-) -> None:
-    seen = found(warm, tmp_path, model, takes_embeds=True)
-    assert imported(seen) == {}
+def test_no_kind_of_request_imports_anything_and_none_was_counted(children: Children, model: Path) -> None:
+    seen = first_requests(children, model, takes_embeds=True)
     assert {"embeds", "json", "logprobs"} <= set(seen["new"])
     assert seen["counted"] == {}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-def test_adapter_imports_nothing(
-    warm: Zygote, model: Path, adapters: dict[str, Path], tmp_path: Path
-) -> None:
-    seen = found(warm, tmp_path, model, str(adapters["a"]))
-    assert imported(seen) == {} and "adapter" in seen["new"]
+def test_adapter_imports_nothing(children: Children, model: Path, adapters: dict[str, Path]) -> None:
+    assert "adapter" in first_requests(children, model, str(adapters["a"]))["new"]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(200)
-def test_picture_imports_nothing(warm: Zygote, tmp_path: Path) -> None:
-    seen = found(warm, tmp_path, make_tiny_vision_model(tmp_path / "model", "qwen2-vl"))
-    assert imported(seen) == {} and "picture" in seen["new"]
+def test_picture_imports_nothing(children: Children, tmp_path: Path) -> None:
+    model = make_tiny_vision_model(tmp_path / "model", "qwen2-vl")
+    assert "picture" in first_requests(children, model)["new"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--use-vllm-tokenizer",)])
-def test_nobody_is_told_of_the_warm_up(
-    warm: Zygote, model: Path, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        worker = warm.start_worker(made, model, *flags, env=WARMED)
-        made.wait_ready(90)
-        log = worker.log.read_text()
-        assert "warmed up with" in log
-        assert "warm-up:" not in log, "a kind that failed"
-        assert worker.metric("vllm:prompt_tokens_total") < SHORT, "canaries have one token each"
-        body = {"model": "tiny", "prompt": "a " * 100, "max_tokens": 2, "temperature": 0}
-        usage = made.post("/v1/completions", body).json()["usage"]
-        assert (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) == 0
+def test_nobody_is_told_of_the_warm_up(start: Start, flags: tuple[str, ...]) -> None:
+    made = start(*flags, env=WARMED)
+    (worker,) = made.workers
+    log = worker.log.read_text()
+    assert "warmed up with" in log
+    assert "warm-up:" not in log, "a kind that failed"
+    assert worker.metric("vllm:prompt_tokens_total") < SHORT, "canaries have one token each"
+    assert complete(made, "a " * 100, 2).cached == 0

@@ -1,24 +1,22 @@
-"""Provides images, chats about them, and bare vLLM's answers for tests of media in real engines.
-
-`run` is bare AsyncLLM with vLLM's own fetching, decoding and rendering; it runs in a child of the zygote.
-"""
+"""Provides images, chats about them, and answers for tests of media in real engines."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import functools
 import io
-import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from cpu.bare import bare_engine
 from harness.stack import Stack
+
+if TYPE_CHECKING:
+    from cpu.children import Child, Children
 
 Parts = list[dict[str, Any]]
 TEXT = {"type": "text", "text": "ba be bi"}
@@ -99,27 +97,15 @@ def ask(made: Stack, model: str, parts: Parts, **more: Any) -> tuple[str, int]:
     return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
 
 
-def run(model: str, cases_file: str, out_file: str) -> None:
-    asked = json.loads(Path(cases_file).read_text())
-    Path(out_file).write_text(json.dumps(asyncio.run(answers(model, asked))))
+Expected = dict[str, tuple[str, int]]
+"""The text and the number of prompt tokens by the name of a case."""
 
 
-async def answers(model: str, asked: dict[str, Parts]) -> dict[str, Any]:
-    """Returns the text and the prompt's length for each."""
-    engine = bare_engine(model, enable_prefix_caching=False)
-    try:
-        return {name: await answer(engine, name, parts) for name, parts in asked.items()}
-    finally:
-        engine.shutdown()
+def start_bare(children: Children, model: Path, cases: Mapping[str, Parts]) -> Child:
+    """Bare vLLM answers while workers start."""
+    chats = {name: chat(parts) for name, parts in cases.items()}
+    return children.start("bare:chats", str(model), chats, MAX_TOKENS, enable_prefix_caching=False)
 
 
-async def answer(engine: Any, name: str, parts: Parts) -> list[Any]:
-    from vllm import SamplingParams
-    from vllm.renderers import ChatParams
-
-    params = ChatParams(chat_template_kwargs={"add_generation_prompt": True})
-    _, (prompt,) = await engine.renderer.render_chat_async([chat(parts)], params)
-    sampling = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    async for result in engine.generate(prompt, sampling, name):
-        last = result
-    return [last.outputs[0].text, len(last.prompt_token_ids)]
+def expected(child: Child) -> Expected:
+    return {name: (text, len(prompt)) for name, (text, prompt, _) in child.answer().items()}

@@ -5,23 +5,16 @@ Runs in a child of the zygote. The worker extension inspects the engine core.
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import io
-import json
-import os
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
-from cpu.direct import FLAGS, Found, figures, grown
+from cpu.direct import Found, figures, grown, launched
+from cpu.vision import picture
 from dynamo_vllm.engine.base import AddAdapter
 from dynamo_vllm.engine.patches.cpu_worker import CpuWorkerExtension
-from dynamo_vllm.engine.settings import EngineSettings
-from dynamo_vllm.engine.vllm.launch import launch
 from dynamo_vllm.job import Adapter, Output
 from dynamo_vllm.media.loader import make_loader
 from dynamo_vllm.roles.aggregated import Aggregated
@@ -59,27 +52,16 @@ class Looks(CpuWorkerExtension):
         return sorted(sys.modules)
 
 
-def run(model: str, adapter: str, takes_embeds: bool, out_file: str) -> None:
-    Path(out_file).write_text(json.dumps(asyncio.run(_run(Path(model), adapter, takes_embeds))))
-
-
-async def _run(model: Path, adapter: str, takes_embeds: bool) -> Found:
-    settings = EngineSettings(
-        model=str(model),
-        argv=(*FLAGS, "--worker-extension-cls", "cpu.warmth.Looks", *(LORA if adapter else ())),
-        environment=dict(os.environ),
-        publishes_kv_events=False,
-        takes_embeds=takes_embeds,
-    )
+async def run(model: str, adapter: str, takes_embeds: bool) -> Found:
+    flags = ("--worker-extension-cls", "cpu.warmth.Looks", *(LORA if adapter else ()))
     loader = make_loader(threads=1)
-    engine = await launch(settings, lambda load: None, lambda phase: None)
-    try:
+    async with launched(model, *flags, takes_embeds=takes_embeds) as engine, contextlib.aclosing(loader):
         reader = MediaReader(engine.facts, loader, engine.parts.media)
         role = Aggregated(engine.facts, engine.parts.embeds, reader)
         before = figures(engine)
         sees = engine.parts.media is not None
         scratch = Path(tempfile.mkdtemp())
-        warming = warmup.Warming(engine, engine, role, lambda phase: None, sees, model, scratch)
+        warming = warmup.Warming(engine, engine, role, lambda phase: None, sees, Path(model), scratch)
         with engine.counting.paused():
             await warmup.warm_up(warming)
         counted = grown(before, figures(engine))
@@ -88,9 +70,6 @@ async def _run(model: Path, adapter: str, takes_embeds: bool) -> Found:
             await engine.control(AddAdapter(_adapter(adapter)))
         await _modules(engine)  # the look itself imports something, too
         return {"counted": counted, "new": {kind: await _new(engine, role, kind, kinds) for kind in kinds}}
-    finally:
-        await loader.aclose()
-        await engine.close()
 
 
 def _adapter(path: str) -> Adapter:
@@ -129,8 +108,8 @@ def _kinds(engine: VllmEngine, adapter: str) -> dict[str, Request]:
     if embeds is not None:
         found["embeds"] = _request(62, {}, length=0, prompt_embeds=embeds.smallest())
     if media is not None and "image" in (prompts := media.placeholders()):
-        picture = {"image_url": [{"Url": _picture()}]}
-        found["picture"] = _request(63, {}, token_ids=list(prompts["image"]), multi_modal_data=picture)
+        data = {"image_url": [{"Url": picture(1, 64, 48)}]}
+        found["picture"] = _request(63, {}, token_ids=list(prompts["image"]), multi_modal_data=data)
     return found
 
 
@@ -143,9 +122,3 @@ def _request(first: int, sampling: Request, length: int = 20, **more: Any) -> Re
         "routing": None,
         **more,
     }
-
-
-def _picture() -> str:
-    made = io.BytesIO()
-    Image.new("RGB", (64, 48), (200, 30, 90)).save(made, "PNG")
-    return "data:image/png;base64," + base64.b64encode(made.getvalue()).decode()
