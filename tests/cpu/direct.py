@@ -64,9 +64,10 @@ async def run_interrupted(model: str) -> Found:
             counts["running"] = len(this.children(recursive=True))
             raise Interrupted
 
-    with contextlib.suppress(Interrupted):
+    try:
         await launch(settings(model), lambda load: None, interrupt)
-    await asyncio.to_thread(until, "the end of its processes", lambda: not this.children(recursive=True))
+    except Interrupted:  # which holds what joins the engine core
+        await asyncio.to_thread(until, "the end of its processes", lambda: not this.children(recursive=True))
     return {**counts, "left": len(this.children(recursive=True))}
 
 

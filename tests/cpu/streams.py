@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.stack import Stack
+from harness.stack import Stack, Worker
 from harness.waiting import until
 
 
 def prompt(number: int, length: int) -> list[int]:
     return [10 + (number * 97 + i * 13) % 850 for i in range(length)]
+
+
+LONG = 1000
+"""Tokens of an answer that is still on its way when somebody has found out who gives it."""
 
 
 @dataclass
@@ -69,5 +76,32 @@ def stream(made: Stack, number: int, max_tokens: int = 120, model: str = "tiny")
 
 
 def stream_text(made: Stack, number: int, model: str = "tiny", max_tokens: int = 120) -> str:
-    chunks = stream(made, number, max_tokens, model)
-    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    return streamed(stream(made, number, max_tokens, model))[0]
+
+
+def streamed(chunks: Iterable[Any]) -> tuple[str, Any]:
+    """Returns text and usage."""
+    text, usage = "", None
+    for chunk in chunks:
+        text += "".join(choice.text for choice in chunk.choices)
+        usage = chunk.usage or usage
+    return text, usage
+
+
+def busy_worker(workers: Sequence[Worker]) -> Worker:
+    in_flight = "dynamo_component_requests_in_flight"
+    busy = until("a busy worker", lambda: next((w for w in workers if w.metric(in_flight) > 0), None))
+    assert busy is not None
+    return busy
+
+
+def kill_in_mid_stream(start: Callable[[], Iterable[Any]], workers: Sequence[Worker]) -> tuple[Worker, Any]:
+    """Kills the worker of a stream, which must go on with the same text; returns it, and the usage."""
+    expected, _ = streamed(start())
+    chunks = iter(start())
+    begun = [next(chunks) for _ in range(20)]
+    killed = busy_worker(workers)
+    os.killpg(killed.pid, signal.SIGKILL)
+    text, usage = streamed([*begun, *chunks])
+    assert text == expected
+    return killed, usage

@@ -62,9 +62,9 @@ def flac(seed: int) -> bytes:
     return buffer.getvalue()
 
 
-def floats(*values: float) -> bytes:
+def floats(value: float) -> bytes:
     """Returns a WAV file of half a second."""
-    body = struct.pack("<f", values[0]) * (RATE // 2 - len(values)) + struct.pack(f"<{len(values)}f", *values)
+    body = struct.pack("<f", value) * (RATE // 2)
     form = struct.pack("<HHIIHH", 3, 1, RATE, RATE * 4, 4, 32)
     chunks = b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(body)) + body
     return b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WAVE" + chunks
@@ -184,17 +184,12 @@ def test_users_get_answers_about_their_own_sounds(served: Stack, bare: Expected)
         assert found == [bare[f"user {number}"] for number in range(USERS)]
 
 
-HIDDEN_PICTURE = {"type": "audio_url", "audio_url": {"url": picture(1)}}
 NO_BASE64 = {"type": "input_audio", "input_audio": {"data": "%", "format": "wav"}}
 TOO_LONG, CUT = wav(1, SECONDS + 1), sound(wav(2)[:4000])
 REFUSED: dict[str, tuple[str, Parts, int, str]] = {
     "no audio": (TOKENS, [sound(b"hello")], 415, ""),
-    "a picture under the name of a sound": (TOKENS, [HIDDEN_PICTURE], 415, ""),
     "cut off": (TOKENS, [CUT], 400, "audio 1 of 1: the WAV is cut off"),
     "the second of two": (TOKENS, [sound(wav(1)), CUT], 400, "audio 2 of 2"),
-    "no samples": (TOKENS, [sound(wav(1, 0.0))], 400, "the audio is empty"),
-    "not numbers": (TOKENS, [sound(floats(0.0, float("nan")))], 400, "samples that are not numbers"),
-    "far too loud": (TOKENS, [sound(floats(1e30))], 400, "far above full scale"),
     "too short for the model": (TOKENS, [sound(wav(1, 0.01))], 400, "too short"),
     "too long for the model": (TOKENS, [sound(TOO_LONG)], 400, "31.0 s; this model accepts up to 30 s"),
     "too long, in text mode": (TEXT_MODE, [input_audio(TOO_LONG)], 400, "this model accepts up to 30 s"),

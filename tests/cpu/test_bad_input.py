@@ -72,20 +72,10 @@ def test_refused_streamed_or_not(
         assert named in answer.json()["message"].lower()
 
 
-def test_malformed_json(one_worker: Stack) -> None:
-    answer = one_worker.post(CHAT, content=b"{bad", headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-
-
 def test_token_ids_out_of_vocabulary(one_worker: Stack) -> None:
     """The frontend refuses ids that its tokenizer does not have, with its own message."""
     for ids in ([5, 99999], [2**31]):
         assert one_worker.post(COMPLETIONS, completion(prompt=ids)).status_code == 400
-
-
-def test_body_of_10_megabytes(one_worker: Stack) -> None:
-    answer = one_worker.post(COMPLETIONS, completion(prompt=[20] * 2_500_000))
-    assert answer.status_code in (400, 413)
 
 
 def test_same_request_id_header_twice_at_once(one_worker: Stack) -> None:

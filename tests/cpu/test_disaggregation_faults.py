@@ -15,7 +15,7 @@ import pytest
 
 from cpu.pairs import IN_FLIGHT, LOST, ROUNDS, Pairs, caller, handed_over, prompt, tokens
 from cpu.stacks import Start
-from cpu.test_two_workers import LONG, busy_worker
+from cpu.streams import LONG, busy_worker, streamed
 from harness.plane import Plane
 from harness.stack import Stack
 from harness.waiting import until
@@ -44,14 +44,18 @@ def alone(one_worker: Stack) -> Iterator[Plane]:
 
 
 def text(made: Stack, words: list[int], max_tokens: int = 60) -> str:
-    return "".join(stream(made, words, max_tokens))
+    return streamed(stream(made, words, max_tokens))[0]
 
 
-def stream(made: Stack, words: list[int], max_tokens: int = 60) -> Iterator[str]:
-    asked: dict[str, Any] = {"model": "tiny", "prompt": words, "max_tokens": max_tokens, "temperature": 0}
-    for chunk in made.openai.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}):
-        if chunk.choices:
-            yield chunk.choices[0].text
+def stream(made: Stack, words: list[int], max_tokens: int = 60) -> Any:
+    return made.openai.completions.create(
+        model="tiny",
+        prompt=words,
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
 
 
 # --- parameters that are not what the prefill worker gave -------------------------------------------------
@@ -150,10 +154,10 @@ def test_prefill_worker_killed_with_requests_in_every_stage(pair: Pairs, one_wor
 def test_prefill_worker_killed_after_the_transfer(pair: Pairs, one_worker: Stack) -> None:
     for _ in range(ROUNDS):
         asked = prompt(400)
-        pieces = stream(pair.stack, asked)
-        begun = next(pieces)
+        chunks = iter(stream(pair.stack, asked))
+        first = next(chunks)
         pair.kill(pair.prefills[0])
-        assert begun + "".join(pieces) == text(one_worker, asked)
+        assert streamed([first, *chunks])[0] == text(one_worker, asked)
         assert pair.is_alive()
         pair.replace("prefill")
 
@@ -163,9 +167,9 @@ def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> N
     pair.replace("decode")
     for _ in range(ROUNDS):
         asked = prompt(300)
-        pieces = stream(pair.stack, asked, LONG)
-        begun = [next(pieces) for _ in range(10)]
+        chunks = iter(stream(pair.stack, asked, LONG))
+        first = [next(chunks) for _ in range(10)]
         pair.kill(busy_worker(pair.decodes))
-        assert "".join([*begun, *pieces]) == text(one_worker, asked, LONG)
+        assert streamed([*first, *chunks])[0] == text(one_worker, asked, LONG)
         assert pair.is_alive()
         pair.replace("decode")

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from cpu import streams
 from cpu.completions import PATH, Completion, body, complete
-from cpu.lora import LORA, PROMPTS, Expected, ask, load_all, prompt, unload_all
+from cpu.lora import LORA, PROMPTS, Expected, ask, load_all, loaded, prompt, unload_all
 from cpu.ranks import TWO_RANKS
 from cpu.stacks import Start
-from cpu.test_two_workers import LONG, busy_worker
-from harness.processes import COMMAND
-from harness.stack import Stack, Worker, environment
+from cpu.streams import LONG, kill_in_mid_stream
+from harness.stack import Stack
 from harness.tensors import encode, table
 from harness.waiting import until, until_spread
 
 pytestmark = pytest.mark.more
-
-TOKEN = "geheim"
 
 
 def flags(adapters: dict[str, Path]) -> tuple[str, ...]:
@@ -37,7 +28,7 @@ def flags(adapters: dict[str, Path]) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def two(start_module: Start, adapters: dict[str, Path]) -> Stack:
     """Yields one worker with direct egress and one without; long prompts are computed in several steps."""
-    made = start_module.frontend(DYN_VLLM_ADMIN_TOKEN=TOKEN)
+    made = start_module.frontend()
     for flag in ("--direct-egress", "--no-direct-egress"):
         start_module.warm.start_worker(made, start_module.model, *flags(adapters), flag)
     return made.wait_ready(120)
@@ -53,16 +44,6 @@ def answers(made: Stack, *names: str) -> dict[tuple[str, int], Completion]:
 def assert_equal(found: dict[tuple[str, int], Completion], expected: Expected) -> None:
     texts = {case: answer.text for case, answer in found.items()}
     assert texts == {case: expected[case] for case in found}
-
-
-def admin(worker: Worker, verb: str, token: str, **body: Any) -> httpx.Response:
-    url = f"http://127.0.0.1:{worker.system_port}/engine/{verb}"
-    return httpx.post(url, json=body, headers={"Authorization": f"Bearer {token}"}, timeout=60)
-
-
-def command(made: Stack, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-    env = environment(made.folder, DYN_VLLM_ADMIN_TOKEN=token)
-    return subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_both_ways_out_of_the_engine_equal_bare_vllm(two: Stack, expected: Expected) -> None:
@@ -101,52 +82,14 @@ def test_salted_prompt_goes_where_it_is_cached_and_counts_for_no_other(two: Stac
 
 
 @pytest.mark.long
-def test_commands_need_the_token_and_change_real_workers(
-    two: Stack, adapters: dict[str, Path], expected: Expected
-) -> None:
-    answer = admin(two.workers[0], "list_loras", "falsch")
-    assert (answer.status_code, answer.json()["error"]) == (401, "not_allowed")
-    refused = command(two, "lora", "unload", "b", token="falsch")
-    assert (refused.returncode, refused.stderr.count("not_allowed")) == (1, 2)
-    assert TOKEN not in refused.stderr
-
-    assert command(two, "lora", "unload", "b").stdout.count(": unloaded\n") == 2
-    until("b to be gone", lambda: sorted(two.models()) == ["a", "tiny"])
-    done = command(two, "lora", "load", "b", str(adapters["b"]))
-    assert (done.returncode, done.stdout.count(": loaded in ")) == (0, 2), done.stderr
-    until("b to be back", lambda: sorted(two.models()) == ["a", "b", "tiny"])
-    listed = json.loads(command(two, "lora", "list", "--json").stdout)
-    assert str(listed).count("'loaded'") == 4
-
-    slept = command(two, "sleep", "--worker", "1", "--level", "2")
-    assert (slept.returncode, slept.stdout.count("asleep after")) == (0, 1), slept.stderr
-    assert len({ask(two, "b", number).worker for number in range(4)}) == 1
-    woken = command(two, "wake", "--all")
-    assert (woken.returncode, woken.stdout.count("awake")) == (0, 2), woken.stderr
-    until("both workers", lambda: len(two.instances()) == 2)
-    assert_equal(answers(two, "a", "b"), expected)
-
-
-@pytest.mark.long
 def test_killed_worker_in_mid_stream(two: Stack, start_module: Start, adapters: dict[str, Path]) -> None:
     """The other worker continues with the adapter, and a new worker has it from its start."""
-    undisturbed = list(streams.stream(two, 9, LONG, model="a"))
-    text, chunks = "", iter(streams.stream(two, 9, LONG, model="a"))
-    for _ in range(20):
-        text += next(chunks).choices[0].text
-    killed = busy_worker(two.workers)
-    os.killpg(killed.pid, signal.SIGKILL)
-    usage = None
-    for chunk in chunks:
-        text += chunk.choices[0].text if chunk.choices else ""
-        usage = chunk.usage or usage
-    assert text == "".join(c.choices[0].text for c in undisturbed if c.choices)
-    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (40, LONG)
+    killed, usage = kill_in_mid_stream(lambda: streams.stream(two, 9, LONG, model="a"), two.workers)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (40, LONG)
     two.workers.remove(killed)
     fresh = start_module.warm.start_worker(two, start_module.model, *flags(adapters))
     until("the new worker", fresh.is_ready, 120)
-    listed = admin(fresh, "list_loras", TOKEN).json()["loras"]
-    assert [(entry["name"], entry["state"]) for entry in listed] == [("a", "loaded"), ("b", "loaded")]
+    assert loaded(fresh) == ["a", "b"]
 
 
 @pytest.mark.long

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,7 +19,7 @@ from cpu.children import Children
 from cpu.completions import PATH, Completion, body, complete, complete_all, texts
 from cpu.pairs import LOST, Pairs, prompts
 from cpu.stacks import Start
-from cpu.test_two_workers import LONG, busy_worker
+from cpu.streams import LONG, kill_in_mid_stream, streamed
 from cpu.vision import chat, image, picture
 from harness.stack import Stack
 from harness.tensors import BAD, GOOD, HIDDEN, encode, rows, table
@@ -66,14 +64,6 @@ def fields(prompt: list[int] | str) -> dict[str, Any]:
 
 def ask(made: Stack, prompt: list[int] | str, max_tokens: int = 12, **more: Any) -> Completion:
     return complete(made, max_tokens=max_tokens, **fields(prompt), **more)
-
-
-def streamed(chunks: Any) -> tuple[str, Any]:
-    parts, usage = [], None
-    for chunk in chunks:
-        parts += [choice.text for choice in chunk.choices]
-        usage = chunk.usage or usage
-    return "".join(parts), usage
 
 
 def stream(made: Stack, sent: str, max_tokens: int) -> Any:
@@ -224,12 +214,7 @@ def test_killed_worker_in_mid_stream(start: Start, embed: Embed) -> None:
     """The answer continues on another worker: the same text and the same usage."""
     two = start("--enable-prompt-embeds", workers=2)
     sent = embed(IDS[:70])
-    expected, _ = streamed(stream(two, sent, LONG))
-    chunks = iter(stream(two, sent, LONG))
-    begun = "".join(next(chunks).choices[0].text for _ in range(20))
-    os.killpg(busy_worker(two.workers).pid, signal.SIGKILL)
-    rest, usage = streamed(chunks)
-    assert begun + rest == expected
+    _, usage = kill_in_mid_stream(lambda: stream(two, sent, LONG), two.workers)
     assert (usage.prompt_tokens, usage.completion_tokens) == (70, LONG)
 
 

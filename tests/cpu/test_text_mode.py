@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from tokenizers import Tokenizer
 
@@ -104,11 +103,6 @@ def test_structural_tag_holds_in_both_modes(text_mode: Stack, one_worker: Stack,
     ids = [token for chunk in chunks for token in chunk["token_ids"]]
     written = Tokenizer.from_file(str(model / "tokenizer.json")).decode(ids)
     assert re.fullmatch("<a>[0-9]{3}</a>", written)
-
-
-def test_unknown_model(text_mode: Stack) -> None:
-    with pytest.raises(openai.NotFoundError):
-        text_mode.openai.chat.completions.create(**{**CHAT, "model": "nobody"})
 
 
 @pytest.mark.parametrize("way", ["body", "header"])

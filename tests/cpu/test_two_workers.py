@@ -6,21 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from cpu.completions import complete
-from cpu.pairs import IN_FLIGHT
 from cpu.stacks import Start
-from cpu.streams import Load, prompt, stream, stream_text
+from cpu.streams import LONG, Load, kill_in_mid_stream, prompt, stream, stream_text
 from cpu.test_metrics import series
-from harness.stack import Stack, Worker
+from harness.stack import Stack
 from harness.waiting import until, until_spread
 
-LONG = 1000
-"""Tokens of an answer that is still on its way when somebody has found out who gives it."""
 CYCLES = int(os.environ.get("DYNAMO_VLLM_CYCLES", "4"))
 """The number of cycles of sleep; CI uses the default: each of two workers at both levels."""
 EARLIER = """
@@ -104,26 +100,8 @@ def test_sleep_and_wake_under_load_lose_nothing(two_workers: Stack) -> None:
     assert all(text == undisturbed[number] for number, text in load.texts)
 
 
-def busy_worker(workers: Sequence[Worker]) -> Worker:
-    busy = until("a busy worker", lambda: next((w for w in workers if w.metric(IN_FLIGHT) > 0), None))
-    assert busy is not None
-    return busy
-
-
 def test_killed_worker_in_mid_stream(two_workers: Stack) -> None:
     """The stream continues on the other worker; text and usage equal those of an undisturbed run."""
-    undisturbed = list(stream(two_workers, 9, LONG))
-    text, chunks = "", iter(stream(two_workers, 9, LONG))
-    for _ in range(20):
-        text += next(chunks).choices[0].text
-    os.killpg(busy_worker(two_workers.workers).pid, signal.SIGKILL)
-    usage = None
-    for chunk in chunks:
-        text += chunk.choices[0].text if chunk.choices else ""
-        usage = chunk.usage or usage
-    assert text == "".join(c.choices[0].text for c in undisturbed if c.choices)
-    wanted = undisturbed[-1].usage
-    assert usage is not None and wanted is not None
+    _, usage = kill_in_mid_stream(lambda: stream(two_workers, 9, LONG), two_workers.workers)
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, LONG)
     assert usage.prompt_tokens_details is not None, "cached tokens are told of a moved request too"
-    assert (wanted.prompt_tokens, wanted.completion_tokens) == (40, LONG)
