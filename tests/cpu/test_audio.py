@@ -7,7 +7,6 @@ import base64
 import functools
 import io
 import struct
-import wave
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from tiny_models.audio_input import RATE, SECONDS, make_tiny_audio_input_model
 from cpu.children import Child, Children
 from cpu.stacks import Start
 from cpu.vision import LONG_TEXT, TEXT, Expected, Parts, ask, body, expected, image, picture, start_bare
+from harness import media
 from harness.bad_server import bad_server
 from harness.media import data_url
 from harness.stack import Stack
@@ -41,19 +41,9 @@ def samples(seed: int, seconds: float, rate: int = RATE, channels: int = 1) -> n
     return made
 
 
-def wav_of(frames: bytes, rate: int = RATE, channels: int = 1) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(frames)
-    return buffer.getvalue()
-
-
 @functools.cache
 def wav(seed: int, seconds: float = 1.0, rate: int = RATE, channels: int = 1) -> bytes:
-    return wav_of((samples(seed, seconds, rate, channels) * 32767).astype("<i2").tobytes(), rate, channels)
+    return media.wav((samples(seed, seconds, rate, channels) * 32767).astype("<i2").tobytes(), rate, channels)
 
 
 def flac(seed: int) -> bytes:

@@ -83,16 +83,6 @@ def test_client_gone_frees_either_rank(two_ranks: Stack) -> None:
 
 
 @pytest.mark.long
-def test_drain_lets_both_ranks_finish(fresh: Stack) -> None:
-    worker = fresh.workers[0]
-    with stream_on_each(fresh, 500) as streams:
-        worker.signal(signal.SIGTERM)
-        finishes = [[chunk.choices[0].finish_reason for chunk in stream][-1] for stream in streams]
-    assert finishes == ["length", "length"]
-    assert worker.process.wait(60) == 0
-
-
-@pytest.mark.long
 def test_stopped_rank_takes_the_worker_out_of_service_while_the_other_works(fresh: Stack) -> None:
     worker, stopped = fresh.workers[0], core(fresh.workers[0], 1)
     stopped.suspend()

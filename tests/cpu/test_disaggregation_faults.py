@@ -150,18 +150,6 @@ def test_prefill_worker_killed_with_requests_in_every_stage(pair: Pairs, one_wor
         pair.replace("prefill")
 
 
-@pytest.mark.long
-def test_prefill_worker_killed_after_the_transfer(pair: Pairs, one_worker: Stack) -> None:
-    for _ in range(ROUNDS):
-        asked = prompt(400)
-        chunks = iter(stream(pair.stack, asked))
-        first = next(chunks)
-        pair.kill(pair.prefills[0])
-        assert streamed([first, *chunks])[0] == text(one_worker, asked)
-        assert pair.is_alive()
-        pair.replace("prefill")
-
-
 def test_decode_worker_killed_in_mid_stream(pair: Pairs, one_worker: Stack) -> None:
     """The other decode worker continues with the tokens generated so far."""
     pair.replace("decode")

@@ -18,8 +18,7 @@ import torch
 from cpu.children import Children
 from cpu.completions import PATH, Completion, body, complete, complete_all, texts
 from cpu.pairs import LOST, Pairs, prompts
-from cpu.stacks import Start
-from cpu.streams import LONG, kill_in_mid_stream, streamed
+from cpu.streams import streamed
 from cpu.vision import chat, image, picture
 from harness.stack import Stack
 from harness.tensors import BAD, GOOD, HIDDEN, encode, rows, table
@@ -66,18 +65,6 @@ def ask(made: Stack, prompt: list[int] | str, max_tokens: int = 12, **more: Any)
     return complete(made, max_tokens=max_tokens, **fields(prompt), **more)
 
 
-def stream(made: Stack, sent: str, max_tokens: int) -> Any:
-    return made.openai.completions.create(
-        model="tiny",
-        prompt="",
-        max_tokens=max_tokens,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True, "prompt_embeds": sent},
-    )
-
-
 def post(made: Stack, prompt_embeds: Any, **more: Any) -> Any:
     return made.post(PATH, body("", 4, prompt_embeds=prompt_embeds, **more))
 
@@ -91,19 +78,12 @@ def test_answers_equal_those_to_the_tokens(made: Stack, embed: Embed) -> None:
 
 
 def test_streamed_answer_and_usage(made: Stack, embed: Embed) -> None:
-    text, usage = streamed(stream(made, embed(IDS), 40))
+    extra = {"ignore_eos": True, "prompt_embeds": embed(IDS)}
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+    create = made.openai.completions.create
+    text, usage = streamed(create(model="tiny", prompt="", max_tokens=40, extra_body=extra, **options))
     assert text == ask(made, IDS, 40).text
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (200, 40, 240)
-
-
-@pytest.mark.long
-def test_beside_plain_requests(made: Stack, embed: Embed) -> None:
-    every = prompts(12, 600, seed=11)
-    asked = [shape for ids in every for shape in (ids, embed(ids))]
-    alone = [ask(made, prompt).text for prompt in asked]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda prompt: ask(made, prompt).text, [*asked, *asked]))
-    assert together == [*alone, *alone]
 
 
 def test_repeated_prompt_is_cached_and_not_taken_for_another(made: Stack) -> None:
@@ -207,15 +187,6 @@ def test_router_hears_of_other_prompts_and_mistakes_none(made: Stack, embed: Emb
     log = made.workers[0].log.read_text()
     assert "Failed to decode" not in log
     assert "Failed to find" not in log
-
-
-@pytest.mark.long
-def test_killed_worker_in_mid_stream(start: Start, embed: Embed) -> None:
-    """The answer continues on another worker: the same text and the same usage."""
-    two = start("--enable-prompt-embeds", workers=2)
-    sent = embed(IDS[:70])
-    _, usage = kill_in_mid_stream(lambda: stream(two, sent, LONG), two.workers)
-    assert (usage.prompt_tokens, usage.completion_tokens) == (70, LONG)
 
 
 def test_prefill_and_decode_workers(made: Stack, pair: Pairs, embed: Embed) -> None:

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 
+from cpu.stacks import Start
 from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise.planning import plan
 from dynamo_vllm.supervise.planning.process import COMMAND
 from harness.processes import free_port
-from harness.stack import Stack, Worker, stack
-from harness.warm import Zygote
+from harness.stack import Stack, Worker
+from harness.warm import RUN_COMMAND
 
 WORKERS = 4
 QUICK = ("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32", "--served-model-name", "tiny")
 
 
-def start_what_serve_would(made: Stack, warm: Zygote, model: Path, *words: str) -> None:
+def start_what_serve_would(start: Start, *words: str) -> Stack:
     """Starts workers as `serve` plans them, but forked; no cache size is given."""
+    made = start.frontend()
     env = made.environment()
     del env["VLLM_CPU_KVCACHE_SPACE"]
-    _, wanted = serve.understand([str(model), *QUICK, *words], env)
-    for process in plan.make(wanted, env, made.folder / "discovery").workers:
+    _, options = serve.understand([str(start.model), *QUICK, *words], env)
+    for process in plan.make(options, env, made.folder / "discovery").workers:
         port, log = free_port(), made.folder / f"{process.name}.log"
         argv = [*process.argv[len(COMMAND) + 1 :], "--system-port", str(port)]
         task = ["dynamo_vllm.cli.start.worker", argv]
-        forked = warm.fork("dynamo_vllm.cli.main:run_command", task, process.env, log)
-        made.add(forked, port, log)
+        made.add(start.warm.fork(RUN_COMMAND, task, process.env, log), port, log)
+    return made.wait_ready(120)
 
 
 def cache_bytes(worker: Worker) -> int:
@@ -45,13 +46,9 @@ def cache_bytes(worker: Worker) -> int:
 
 
 @pytest.mark.long
-def test_four_workers_share_what_one_would_take(warm: Zygote, model: Path, tmp_path: Path) -> None:
+def test_four_workers_share_what_one_would_take(start: Start) -> None:
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with stack(tmp_path) as made:
-        made.start_frontend()
-        start_what_serve_would(made, warm, model, "--workers", str(WORKERS))
-        made.wait_ready(120)
-        taken = [cache_bytes(worker) for worker in made.workers]
-    assert len(taken) == WORKERS
+    workers = start_what_serve_would(start, "--workers", str(WORKERS)).workers
+    assert len(workers) == WORKERS
     # Others on the machine may have freed some at any time; more than all of it is never free.
-    assert sum(taken) <= max(whole // 4, WORKERS * LEAST_CPU_CACHE)
+    assert sum(map(cache_bytes, workers)) <= max(whole // 4, WORKERS * LEAST_CPU_CACHE)

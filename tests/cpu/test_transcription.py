@@ -19,8 +19,8 @@ from tiny_models.speech import CONTEXT, LANGUAGES, RATE, SECONDS, make_tiny_spee
 from cpu.children import Child, Children
 from cpu.stacks import Start
 from cpu.test_audio import samples as melody
-from cpu.test_audio import wav_of
 from dynamo_vllm.engine import sound
+from harness import media
 from harness.plane import Plane, plane
 from harness.stack import Stack
 from harness.waiting import until
@@ -42,7 +42,7 @@ def heard(seed: int, seconds: float) -> Samples:
 
 
 def wav(made: Samples, rate: int = RATE) -> bytes:
-    return wav_of((made * 32768).astype("<i2").tobytes(), rate)
+    return media.wav((made * 32768).astype("<i2").tobytes(), rate)
 
 
 def long_sound() -> Samples:

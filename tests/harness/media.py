@@ -50,13 +50,18 @@ def video(
 
 
 def sound(seconds: float = 0.5, rate: int = 8000, channels: int = 1, width: int = 2) -> bytes:
+    count = int(seconds * rate) * channels * width
+    frames = np.random.default_rng(7).integers(0, 256, count, dtype=np.uint8).tobytes()
+    return wav(frames, rate, channels, width)
+
+
+def wav(frames: bytes, rate: int, channels: int = 1, width: int = 2) -> bytes:
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(channels)
         file.setsampwidth(width)
         file.setframerate(rate)
-        count = int(seconds * rate) * channels * width
-        file.writeframes(np.random.default_rng(7).integers(0, 256, count, dtype=np.uint8).tobytes())
+        file.writeframes(frames)
     return buffer.getvalue()
 
 
