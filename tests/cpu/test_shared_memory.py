@@ -12,9 +12,9 @@ from dynamo_vllm.cli.start import serve
 from dynamo_vllm.config.engine_rules import LEAST_CPU_CACHE
 from dynamo_vllm.supervise.planning import plan
 from dynamo_vllm.supervise.planning.process import COMMAND
+from harness.forks import RUN_COMMAND
 from harness.processes import free_port
 from harness.stack import Stack, Worker
-from harness.warm import RUN_COMMAND
 
 WORKERS = 4
 QUICK = ("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32", "--served-model-name", "tiny")
