@@ -99,11 +99,12 @@ class Split:
 
 WIDE, DEEP = "qwen2.5-vl", "qwen3-vl"
 """The family with every path, and the one whose encoder output is wider than the model."""
+DEEP_TOO = pytest.param(DEEP, marks=pytest.mark.more)
 MORE = [pytest.param(family, marks=pytest.mark.long) for family in ("qwen2-vl", "llava")]
 once = pytest.mark.parametrize("split", [WIDE], indirect=True)
 """The family for tests that do not depend on the model."""
-answers = pytest.mark.parametrize("split", [WIDE, DEEP, *MORE], indirect=True)
-videos = pytest.mark.parametrize("split", [WIDE, DEEP, MORE[0]], indirect=True)
+answers = pytest.mark.parametrize("split", [WIDE, DEEP_TOO, *MORE], indirect=True)
+videos = pytest.mark.parametrize("split", [WIDE, DEEP_TOO, MORE[0]], indirect=True)
 
 
 # The families have the same order everywhere, so that each is started once.

@@ -43,7 +43,7 @@ def two_workers(start_module: Start, metrics_folder: Path) -> Stack:
 
 
 def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
-    """Each shows its own figures."""
+    """Each shows its own figures, and the operator sees what vLLM counts."""
     answers = until_spread(lambda n: complete(two_workers, prompt(n, 640), 2), lambda a: a.worker, least=12)
     again = [complete(two_workers, prompt(number, 640), 2) for number in range(len(answers))]
     assert [(a.worker, a.cached >= 608) for a in again] == [(a.worker, True) for a in answers]
@@ -52,6 +52,10 @@ def test_repeats_go_to_the_warm_worker(two_workers: Stack) -> None:
     assert told == {2 * asked.count(worker) for worker in set(asked)}
     for worker in two_workers.workers:
         assert series(worker)
+        hits, queries = (worker.metric(f"vllm:prefix_cache_{name}_total") for name in ("hits", "queries"))
+        (rank,) = worker.admin("status").json()["ranks"]
+        assert rank["hit_rate"] == pytest.approx(hits / queries, abs=0.05)
+        assert rank["hit_rate"] > 0.2 and rank["tokens_per_second"] > 0
 
 
 def test_rolling_restart_under_load_loses_nothing(
