@@ -1,10 +1,14 @@
 """Starts pytest so that it writes how long each test and fixture took, and shows the slowest of several runs.
 
     python scripts/durations.py --durations-to build/durations/unit.json tests/unit
+    python scripts/durations.py slow-files
 
 The file has the seconds of each test's set-up, call and teardown, and of each fixture the seconds of every
 set-up, without the fixtures that it needs. With pytest-xdist the workers add the fixtures to their reports,
 and the process that they report to writes the file.
+
+The second command writes tests/seconds.json from what the last runs wrote: scripts/test.py begins with the
+slowest files.
 """
 
 import json
@@ -21,6 +25,8 @@ OPTION = "--durations-to"
 FIXTURES = "fixture_seconds"
 """The property of a test's report that has them."""
 PHASES = ("call", "setup", "teardown")
+SLOW_FILES = "slow-files"
+SLOW_SECONDS = 2.0  # of a file
 SHORTEST_FIXTURE = 0.01  # seconds; most fixtures take less, and nobody looks for them
 
 
@@ -139,7 +145,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(path, hasattr(config, "workerinput")))
 
 
+def write_slow_files(folder: Path, path: Path) -> None:
+    """Write the seconds of the slowest test files of all tiers that ran; keep those of others."""
+    seconds: dict[str, float] = {} if not path.exists() else json.loads(path.read_text())
+    for file in sorted(folder.glob("*.json")):
+        of_tier: dict[str, float] = {}
+        for test, phases in read(file).tests.items():
+            name = test.partition("::")[0]
+            of_tier[name] = of_tier.get(name, 0.0) + sum(phases.values())
+        others = {
+            name: value for name, value in seconds.items() if not name.startswith(f"tests/{file.stem}/")
+        }
+        slow = {name: round(value, 1) for name, value in of_tier.items() if value >= SLOW_SECONDS}
+        seconds = others | slow
+    path.write_text(json.dumps(seconds, indent=2, sort_keys=True) + "\n")
+
+
 def main(arguments: Sequence[str]) -> int:
+    if arguments == [SLOW_FILES]:
+        root = Path(__file__).resolve().parent.parent
+        write_slow_files(root / "build" / "durations", root / "tests" / "seconds.json")
+        return 0
     sys.path.insert(0, str(Path.cwd()))  # as `python -m pytest` does: processes that a test starts import it
     return int(pytest.main(["-p", "durations", *arguments]))
 

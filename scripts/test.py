@@ -11,13 +11,14 @@ slowest of all these tiers are printed.
 """
 
 import functools
+import json
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -30,50 +31,22 @@ import unchanged
 MORE = "more"
 """The mark of tests that CI runs after the others, so that all tiers take less than half an hour."""
 TIERS = ("unit", "runtime", "contract", "cpu", "e2e", "bare", "deploy", "console")
-TWO = ("-n", "2", "--dist", "loadfile")
-AT_ONCE = {"runtime": TWO, "bare": TWO, "deploy": ("-n", "auto")}
-"""Engines would take the processor from each other; without them much of the time is waiting. Of those in
-`bare` one has a core of its own.
-
-The tests of a file share what it starts.
-"""
+TWO = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+AT_ONCE = {"runtime": TWO, "cpu": TWO, "e2e": TWO, "bare": TWO, "deploy": ("-n", "auto"), "console": TWO}
+"""Much of the time is waiting, and an engine computes with one thread. The tests of a file share what it
+starts. The slowest file is first, so that none runs alone at the end."""
 DEPLOYING = {"runtime", "cpu", "e2e", "bare", "console"}
 """Tiers that start whole deployments, and so need much of the machine."""
-IN_PARTS = {"unit"}
+IN_PARTS = {"unit": 2, "contract": 1}
 """Tiers of thousands of short tests, of whose time pytest-xdist takes a quarter for itself: a few plain
-pytests run instead, each with files of its own. Two for each core, because tests wait, too."""
+pytests run instead, each with files of its own. So many for each core, because tests wait, too."""
 MOST_PARTS = 8
-SECONDS = {
-    "test_operations.py": 9.5,
-    "test_logins.py": 8.5,
-    "test_disk_cache.py": 7.7,
-    "test_checker.py": 5.2,
-    "test_background.py": 3.7,
-    "test_tiny.py": 3.2,
-    "test_tiers.py": 3.0,
-    "test_bench.py": 3.0,
-    "test_odd_requests.py": 2.9,
-    "test_client_commands.py": 2.5,
-    "test_usage_api.py": 2.5,
-    "test_authorization.py": 2.4,
-    "test_monitor.py": 2.4,
-    "test_connections.py": 2.2,
-    "test_plan.py": 2.2,
-    "test_states.py": 2.1,
-    "test_foreign_attributes.py": 1.9,
-    "test_supervisor.py": 1.9,
-    "test_handler.py": 1.9,
-    "test_mirror.py": 1.8,
-    "test_disk_files.py": 1.7,
-    "test_imports.py": 1.5,
-    "test_socket_options.py": 1.4,
-    "test_vllm_names.py": 1.4,
-}
-"""The seconds of the slowest files of those tiers, from build/durations; the others are estimated by size."""
 SECONDS_PER_BYTE = 40e-6
+"""Of files that are not slow enough for tests/seconds.json."""
 BESIDE = {"contract": ("packages/omni-cpu/tests",)}
 """The packages of this repository that have their own tests."""
 ROOT = Path(__file__).resolve().parent.parent
+SECONDS: dict[str, float] = json.loads((ROOT / "tests" / "seconds.json").read_text())
 SLOWEST = 40
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 2 << 30
 
@@ -146,13 +119,15 @@ def run_tier(
     began = time.monotonic()
     chosen = () if "-m" in asked else ("-m", f"not long and {marks}" if marks else "not long")
     folders = [folder, *(ROOT / path for path in BESIDE.get(tier, ()))]
-    chosen = (*(f"--ignore={path}" for path in left_out), *chosen)
     tries = 1 if asked else 2
+    files = slowest_first({path for folder in folders for path in folder.rglob("test_*.py")} - {*left_out})
+    if not files:
+        return tier, 0.0, "no tests"
     if tier in IN_PARTS:
-        count = min(2 * (os.cpu_count() or 1), MOST_PARTS)
-        result = run_parts(parts(folder, count), [*chosen, *asked], tries, durations_of(tier))
+        count = min(IN_PARTS[tier] * (os.cpu_count() or 1), MOST_PARTS)
+        result = run_parts(parts(files, count), [*chosen, *asked], tries, durations_of(tier))
     else:
-        once = functools.partial(run_pytest, folders)
+        once = functools.partial(run_pytest, files)
         cache = ROOT / ".pytest_cache" / tier
         first = (*AT_ONCE.get(tier, ()), durations.OPTION, str(durations_of(tier)))
         result = rerun.run(once, first, [*chosen, *asked], cache, tries)
@@ -163,11 +138,15 @@ def run_pytest(paths: Sequence[Path], arguments: Sequence[str]) -> int:
     return subprocess.run(pytest(paths, arguments), cwd=ROOT, env=environment()).returncode
 
 
-def parts(folder: Path, count: int) -> list[list[Path]]:
-    """Divide the test files of a folder into lists that take about the same time, the same in each run:
-    each file, the longest first, goes to the list with the least time."""
+def slowest_first(files: Iterable[Path]) -> list[Path]:
+    return sorted(files, key=lambda path: (-seconds_of(path), path))
+
+
+def parts(files: Iterable[Path], count: int) -> list[list[Path]]:
+    """Divide test files into lists that take about the same time, the same in each run: each file, the
+    slowest first, goes to the list with the least time."""
     found: list[tuple[float, list[Path]]] = [(0.0, []) for _ in range(count)]
-    for path in sorted(folder.rglob("test_*.py"), key=lambda path: (-seconds_of(path), path)):
+    for path in slowest_first(files):
         least = min(range(count), key=lambda number: found[number][0])
         taken, paths = found[least]
         found[least] = (taken + seconds_of(path), [*paths, path])
@@ -175,7 +154,7 @@ def parts(folder: Path, count: int) -> list[list[Path]]:
 
 
 def seconds_of(path: Path) -> float:
-    return SECONDS.get(path.name, path.stat().st_size * SECONDS_PER_BYTE)
+    return SECONDS.get(os.path.relpath(path, ROOT), path.stat().st_size * SECONDS_PER_BYTE)
 
 
 def run_parts(

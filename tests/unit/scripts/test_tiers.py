@@ -39,25 +39,35 @@ def tiers() -> ModuleType:
     return module
 
 
-def test_every_file_is_in_one_part(tiers: ModuleType) -> None:
-    folder = ROOT / "tests" / "unit"
-    found = [path for part in tiers.parts(folder, 3) for path in part]
-    assert sorted(found) == sorted(folder.rglob("test_*.py"))
-
-
-def test_parts_take_about_the_same_time(tiers: ModuleType) -> None:
-    seconds = [sum(map(tiers.seconds_of, part)) for part in tiers.parts(ROOT / "tests" / "unit", 3)]
+def test_every_file_is_in_one_part_of_about_the_same_time(tiers: ModuleType) -> None:
+    files = [*(ROOT / "tests" / "unit").rglob("test_*.py")]
+    parts = tiers.parts(files, 3)
+    assert sorted(path for part in parts for path in part) == sorted(files)
+    seconds = [sum(map(tiers.seconds_of, part)) for part in parts]
     assert max(seconds) - min(seconds) < 0.1 * max(seconds)
 
 
 def test_more_parts_than_files_are_not_started(tiers: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "test_one.py").touch()
-    assert tiers.parts(tmp_path, 3) == [[tmp_path / "test_one.py"]]
+    assert tiers.parts([tmp_path / "test_one.py"], 3) == [[tmp_path / "test_one.py"]]
 
 
-def test_files_known_as_slow_are_there(tiers: ModuleType) -> None:
-    names = [path.name for path in (ROOT / "tests" / "unit").rglob("test_*.py")]
-    assert [names.count(name) for name in tiers.SECONDS] == [1] * len(tiers.SECONDS)
+def test_files_known_as_slow_are_there_and_run_first(tiers: ModuleType) -> None:
+    files = [ROOT / name for name in tiers.SECONDS]
+    assert [path for path in files if not path.exists()] == []
+    slowest = max(tiers.SECONDS, key=tiers.SECONDS.get)
+    assert tiers.slowest_first([ROOT / "tests" / "conftest.py", *files])[0] == ROOT / slowest
+
+
+def test_slow_files_are_those_of_the_last_runs_and_of_tiers_that_did_not_run(tmp_path: Path) -> None:
+    path, runs = tmp_path / "seconds.json", tmp_path / "runs"
+    path.write_text('{"tests/cpu/test_a.py": 9.0, "tests/unit/test_b.py": 9.0}')
+    one = {"setup": 1.0, "call": 1.0}
+    tests = {"tests/unit/test_c.py::test_1": one, "tests/unit/test_c.py::test_2": one}
+    tests["tests/unit/test_d.py::test"] = {"call": 1.9}
+    durations.write(durations.Durations(tests), runs / "unit.json")
+    durations.write_slow_files(runs, path)
+    assert json.loads(path.read_text()) == {"tests/cpu/test_a.py": 9.0, "tests/unit/test_c.py": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +85,7 @@ def test_one_tier_has_what_all_tiers_leave_to_ci(
         return 0
 
     (tmp_path / "tests" / "cpu").mkdir(parents=True)
+    (tmp_path / "tests" / "cpu" / "test_one.py").touch()
     monkeypatch.setattr(tiers, "ROOT", tmp_path)
     monkeypatch.setattr(tiers, "run_pytest", run_pytest)
     monkeypatch.setattr(machine, "warnings", list)
