@@ -34,6 +34,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> unchanged.Choice:
     """What is known of earlier runs: nothing."""
     choice = unchanged.Choice()
     monkeypatch.setattr(unchanged, "choose", lambda *_: choice)
+    monkeypatch.delenv("PYTEST_ARGS", raising=False)
     return choice
 
 
