@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from generate import docs, reference
+from generate import docs
 
 from dynamo_vllm import errors
-from dynamo_vllm.cli import bench
-from dynamo_vllm.cli.gateway import keys
 from dynamo_vllm.cli.main import COMMANDS
-from dynamo_vllm.cli.running import admin
 from dynamo_vllm.config import build, engine_rules
 
 
@@ -32,26 +29,6 @@ def test_stale_or_missing_page_fails_the_check_and_writing_mends_it(
     page.write_text(page.read_text() + "\nby hand\n")
     assert docs.main(["--check"]) == 1
     assert f"{name} is not what the code says; run 'make docs'" in capsys.readouterr().err
-
-
-def test_command_page_has_the_help_of_every_command_whatever_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
-    page = reference.page()
-    assert page == (docs.ROOT / "docs" / "cli.md").read_text()
-    commands = [*COMMANDS, *admin.COMMANDS, *(f"bench {kind}" for kind in bench.KINDS)]
-    commands += [f"keys {name}" for name in keys.COMMANDS]
-    for command in commands:
-        assert f"## `dynamo-vllm {command}`\n" in page
-        assert f"```text\nusage: dynamo-vllm {command} " in page
-
-
-def test_group_of_options_that_stood_before_is_only_named() -> None:
-    shown: dict[str, str] = {}
-    text = "usage: a\n\noptions:\n  -h, --help\n\nruntime:\n  --namespace STR"
-    assert reference.shortened(text, "a", shown) == "usage: a\n\nruntime:\n  --namespace STR"
-    assert reference.shortened(text, "b", shown) == "usage: a\n\nruntime:\n  as of 'a'"
 
 
 def test_every_option_but_the_hidden_ones_and_every_rule_is_on_the_page() -> None:

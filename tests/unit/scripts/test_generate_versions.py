@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from datetime import date
-from pathlib import Path
 
 import pytest
-import setup_packages
 from generate import versions
 from generate.versions import Run
 
-from dynamo_vllm.engine.vllm.compat.not_proven import NOT_PROVEN
 from dynamo_vllm.engine.vllm.compat.versions import EVERYTHING, ON_GPU
 
 PAIRS = "prefill and decode apart"
@@ -23,25 +19,6 @@ def run(day: int, *ran: str, failed: tuple[str, ...] = (), device: str = "CPU", 
 
 def test_page_and_warnings_are_what_the_runs_say() -> None:
     assert versions.main(["--check"]) == 0, "run 'make docs'"
-
-
-def test_stale_files_fail_the_check_and_writing_mends_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("PAGE", "MODULE", "RUNS"):
-        copy = tmp_path / getattr(versions, name).name
-        copy.write_text(getattr(versions, name).read_text())
-        monkeypatch.setattr(versions, name, copy)
-    monkeypatch.setattr(versions, "ROOT", tmp_path)
-    monkeypatch.setattr(versions, "_exists", lambda name: True)
-    with versions.RUNS.open("a") as file:
-        file.write('[[run]]\nvllm = "0.31.0"\nmachine = "x86_64"\ndevice = "L4"\n')
-        file.write('ran = ["cpu"]\ndate = 2099-01-02\n')
-    assert versions.main(["--check"]) == 1
-    told = capsys.readouterr().err
-    assert "versions.md is not what tests/runs.toml says" in told and "not_proven.py is not" in told
-    assert versions.main([]) == 0 and versions.main(["--check"]) == 0
-    assert "L4 (x86_64) 2099-01-02" in versions.PAGE.read_text()
 
 
 def test_every_part_that_is_warned_of_is_shown_by_something() -> None:
@@ -75,28 +52,6 @@ def test_later_run_in_the_same_place_counts() -> None:
     }
 
 
-def test_suite_counts_for_its_files_and_is_no_tier() -> None:
-    short = [run(1, "suite short")]
-    assert versions.is_proven("0.31.0", "direct egress", short)
-    assert not versions.is_proven("0.31.0", "sleep", short)
-    contract = run(1, "suite contract", failed=("contract/test_vllm",))
-    assert versions.proven("0.31.0", versions.CONTRACT, [contract]) == {"CPU (aarch64)": "fails"}
-    assert versions.proven("0.31.0", versions.CONTRACT, [contract, run(2, "contract")]) == {
-        "CPU (aarch64)": "2026-11-02"
-    }
-
-
-@pytest.mark.parametrize("parts", [0, 1, 2])
-def test_module_lists_what_is_left(parts: int) -> None:
-    files = [file for what in (*EVERYTHING, *ON_GPU)[parts:] for file in versions.SHOWN_BY[what]]
-    text = versions.module([run(1, *files)])
-    (made,) = (node for node in ast.parse(text).body if isinstance(node, ast.AnnAssign))
-    assert made.value is not None
-    found = ast.literal_eval(made.value)
-    assert found[0, 31] == EVERYTHING[:parts] and found[0, 32] == (*EVERYTHING, *ON_GPU)
-    assert found.keys() == NOT_PROVEN.keys()
-
-
 def test_what_does_not_exist_is_refused() -> None:
     entry = '[[run]]\nvllm = "0.31.0"\nmachine = "x86_64"\ndevice = "CPU"\ndate = 2026-11-17\n'
     for line, told in {
@@ -106,9 +61,3 @@ def test_what_does_not_exist_is_refused() -> None:
     }.items():
         with pytest.raises(SystemExit, match=told):
             versions.read(entry + line)
-
-
-def test_omni_is_only_for_its_own_vllm() -> None:
-    row = next(line for line in versions.capabilities([]) if line.startswith(f"| {versions.OMNI}"))
-    others = [version for version in setup_packages.versions() if not version.startswith("0.30.")]
-    assert row.count("not for this version") == len(others) and "| not run |" in row

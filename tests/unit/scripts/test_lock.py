@@ -89,15 +89,3 @@ def test_lock_for_cpu_has_nothing_of_cuda(version: str) -> None:
         assert not any(name.endswith("cu12") for name in versions)
         assert not versions.keys() & set(lock.CPU_WITHOUT)
         assert versions["torch"].endswith("+cpu")
-
-
-def test_markers_are_written_in_short() -> None:
-    arm = "(python_version < '4' and platform_machine == 'aarch64')"
-    for long, short in {
-        "a==1": "a==1",
-        f"a==1 ; {arm} or platform_machine == 'x86_64'": "a==1",
-        "a==1 ; python_full_version >= '3.12' and sys_platform == 'linux'": "a==1 ; python_version >= '3.12'",
-        "a==1 ; python_full_version < '3.12'": "a==1 ; python_version <= '3.11'",
-        "a==1 ; platform_machine == 'x86_64' and os_name == 'posix'": "a==1 ; platform_machine == 'x86_64'",
-    }.items():
-        assert lock.plain(long) == short

@@ -11,8 +11,6 @@ import machine
 import pytest
 from machine import Need, TooFew
 
-from harness.processes import free_port
-
 FILES, INSTANCES, PORTS = machine.NEEDS
 
 
@@ -40,13 +38,6 @@ def test_too_few_for_one_process_end_the_run_and_too_few_for_all_are_told(need: 
     assert having(need, need.at_once).warning() is None
 
 
-def test_every_need_that_is_scarce_is_told() -> None:
-    scarce = [having(FILES, FILES.alone), having(INSTANCES, INSTANCES.at_once), having(PORTS, PORTS.alone)]
-    files, ports = machine.warnings(scarce)
-    assert FILES.what in files and PORTS.what in ports
-    assert INSTANCES.alone <= 128 < INSTANCES.at_once, "what Linux gives a user"
-
-
 RAISES = f"""
 import resource, sys
 sys.path.insert(0, {str(Path(machine.__file__).parent)!r})
@@ -63,12 +54,3 @@ def test_limit_of_descriptors_is_raised_as_far_as_needed_and_allowed_and_never_l
         [sys.executable, "-c", RAISES], capture_output=True, text=True, check=True, timeout=60
     )
     assert run.stdout.splitlines() == ["500 700", "500 500", "300 300"]
-
-
-def test_ports_that_are_taken_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = free_port()
-    monkeypatch.setattr(machine, "FIRST_PORT", taken)
-    monkeypatch.setattr(machine, "LAST_PORT", taken)
-    assert machine.free_ports(5) == 0
-    monkeypatch.undo()
-    assert machine.free_ports(5) == 5

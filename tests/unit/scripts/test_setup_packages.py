@@ -74,14 +74,6 @@ def test_cache_is_in_the_environment_where_the_home_takes_none(home: Path, monke
     assert setup_packages.uv_environment("/venv", {})["UV_CACHE_DIR"] == "/mine"
 
 
-def test_machines_with_many_cores_or_a_gpu_compile_everything(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    assert setup_packages.uv_options("cpu", {}) == []
-    assert setup_packages.uv_options("cuda", {}) == ["--compile-bytecode"]
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    assert setup_packages.uv_options("cpu", {}) == ["--compile-bytecode"]
-
-
 def test_serving_and_tests_have_locks_of_their_own(tmp_path: Path) -> None:
     (serving,) = setup_packages.commands(["x"], str(tmp_path), "cpu", ["cpu", "nixl"], DEFAULT)
     assert serving[1:3] == ["--no-deps", "--requirement"]
@@ -111,29 +103,6 @@ def test_extra_without_a_lock_is_resolved_within_the_others_of_its_vllm(tmp_path
     assert [line for line in known if line.startswith("boto3==")]
     assert not [line for line in known if line.startswith("vllm-omni==")]
     assert f"vllm=={version}" in setup_packages.pins("cuda", [], version)
-
-
-def test_kvbm_chooses_its_nixl(tmp_path: Path) -> None:
-    _, further = setup_packages.commands(["x"], str(tmp_path), "cuda", ["cuda", "nixl", "kvbm"], DEFAULT)
-    assert further[-1] == f"{setup_report.ROOT}[kvbm,nixl]"
-    plain, with_kvbm = (
-        setup_packages.pins("cuda", extras, DEFAULT) for extras in (["nixl"], ["nixl", "kvbm"])
-    )
-    assert any(line.startswith("nixl") for line in plain)
-    assert not any(line.startswith("nixl") for line in with_kvbm)
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        "ERROR: No matching distribution found for torch==2.13.0+cpu",
-        "  cause: Because there is no version of torch==2.13.0+cpu and you require\ntorch==2.13.0+cpu, we",
-        "  cause: Because torch==2.13.0+cpu has no wheels with a matching Python ABI tag (e.g., `cp312`)",
-    ],
-)
-def test_missing_torch_for_cpu_is_recognised(output: str) -> None:
-    assert setup_packages.lacks_torch(output)
-    assert not setup_packages.lacks_torch("Collecting torch==2.13.0+cpu\nERROR: no space")
 
 
 class Installers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -45,11 +44,6 @@ def test_every_file_is_in_one_part_of_about_the_same_time(tiers: ModuleType) -> 
     assert sorted(path for part in parts for path in part) == sorted(files)
     seconds = [sum(map(tiers.seconds_of, part)) for part in parts]
     assert max(seconds) - min(seconds) < 0.1 * max(seconds)
-
-
-def test_more_parts_than_files_are_not_started(tiers: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").touch()
-    assert tiers.parts([tmp_path / "test_one.py"], 3) == [[tmp_path / "test_one.py"]]
 
 
 def test_files_known_as_slow_are_there_and_run_first(tiers: ModuleType) -> None:
@@ -120,22 +114,6 @@ def test_tier_with_deployments_does_not_start_on_a_machine_that_has_too_little(
     assert tiers.main(names) == (0 if started else 2)
     assert tiers_run == started
     assert ("error: a remedy" in capsys.readouterr().err) == (not started)
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "shows"),
-    [
-        ("", [], False),
-        ("--durations", [], True),
-        ("-k 'lora or media' --durations -x", ["-k", "lora or media", "-x"], True),
-        ("--durations=5 -x", ["--durations=5", "-x"], False),
-        ("--durations 5", ["--durations", "5"], False),
-    ],
-)
-def test_durations_without_a_number_are_ours(
-    tiers: ModuleType, text: str, arguments: list[str], shows: bool
-) -> None:
-    assert tiers.arguments_for_pytest(text) == (arguments, shows)
 
 
 @pytest.fixture
@@ -230,33 +208,3 @@ def test_failure_in_any_part_is_seen(
     output = capfd.readouterr().out
     assert output.count("1 passed") == 2 and output.count("1 failed") == 1
     assert {*durations.read(durations_to).tests} == {"test_passing.py::test_it", "test_failing.py::test_it"}
-
-
-def test_file_whose_tests_were_all_skipped_did_not_run(
-    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tiers, "ROOT", tmp_path)
-    skipped, called = {"setup": 0.1, "teardown": 0.1}, {"setup": 0.1, "call": 0.1, "teardown": 0.1}
-    seconds = {"a.py::test": skipped, "b.py::test_1": skipped, "b.py::test_2": called}
-    durations.write(durations.Durations(seconds), tiers.durations_of("console"))
-    assert tiers.files_that_ran(["console"]) == {"b.py"}
-
-
-def test_failed_part_without_a_second_try_fails_the_tier(
-    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exits_with(paths: Sequence[Path], _: object) -> list[str]:
-        return [sys.executable, "-IS", "-c", f"raise SystemExit({paths[0].name})"]
-
-    monkeypatch.setattr(tiers, "pytest", exits_with)
-    assert tiers.run_parts([[Path("0")], [Path("1")]], [], 1, tmp_path / "durations.json") == "FAILED"
-    assert tiers.run_parts([[Path("0")], [Path("0")]], [], 1, tmp_path / "durations.json") == "passed"
-
-
-def test_temporary_folders_are_in_memory_where_there_is_room(
-    tiers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tiers, "MEMORY_BYTES", 1)
-    assert tiers.temporary_folder(tmp_path) == {"PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
-    monkeypatch.setattr(tiers, "MEMORY_BYTES", 1 << 60)
-    assert tiers.temporary_folder(tmp_path) == tiers.temporary_folder(tmp_path / "none") == {}

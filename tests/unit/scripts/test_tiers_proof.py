@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tiers_proof import page
-from tiers_proof.cases import BROKEN_ON_GPU, BY_NAME, CASES, FIRST_ON_GPU
 from tiers_proof.compare import compare, contradiction
-from tiers_proof.requests import Ask, Phase, everyday, in_other_orders
-from tiers_proof.rows import Row, Table, load
+from tiers_proof.requests import Ask, Phase
 
 TOLERANCE = 1e-3
 PHASE = Phase(name="again", asks=[Ask(name="a", prompt=[1, 2])], loads=True)
@@ -93,43 +89,3 @@ def test_engine_that_contradicts_itself_or_another_proves_nothing() -> None:
     first, other = ([PHASE], RIGHT), ([PHASE], told([5, 6], [-1.0, -2.1]))
     assert contradiction([first, first], TOLERANCE) is None
     assert contradiction([first, other], TOLERANCE) is not None
-
-
-def test_crowd_is_asked_again_in_other_orders() -> None:
-    asks = [Ask(name=str(number), prompt=[number]) for number in range(9)]
-    crowd = Phase(name="crowd", asks=asks, together=True, before="clear")
-    aborted = dataclasses.replace(crowd, name="aborted", aborts={"1": 1})
-    alone = dataclasses.replace(crowd, name="alone", together=False)
-    given = [crowd, aborted, alone]
-    *same, one, other = in_other_orders(given, 2)
-    assert same == given
-    for phase in (one, other):
-        assert phase.before is None and phase.together
-        assert sorted(ask.name for ask in phase.asks) == [ask.name for ask in asks]
-    assert asks != one.asks != other.asks != asks
-    assert in_other_orders(given, 0) == given
-
-
-def test_names_of_cases_are_unique_and_all_phases_of_a_plan_have_requests() -> None:
-    assert len(set(CASES)) == len(CASES) < len(BY_NAME)
-    assert {*FIRST_ON_GPU, *BROKEN_ON_GPU} <= set(CASES)
-    for name in CASES:
-        for life in BY_NAME[name].lives:
-            for phase in life.plan(32):
-                assert len({ask.name for ask in phase.asks}) == len(phase.asks) > 0
-    assert {phase.name for phase in everyday(16)} >= {"cold", "again", "crowd", "aborted"}
-
-
-def test_page_has_a_line_for_each_case_and_a_column_for_each_machine_and_tier(tmp_path: Path) -> None:
-    shown = compare([PHASE], RIGHT, told([5, 6], [-1.0, -2.0], loaded=4096), TOLERANCE)
-    one, other = Table("CPU", "0.32.0"), Table("H200", "0.32.0")
-    one.add(Row("mha", "late-host", "WRONG", 1.0, shown), None)
-    one.add(Row("gqa", "late-host", "refused", 1.0, reason="KV tiers: no"), None)
-    one.add(Row("mha", "late-host", "equal", 1.0, shown), tmp_path / "one.json")
-    other.add(Row("mha", "disk", "no engine", 1.0), tmp_path / "other.json")
-    assert page.page([load(tmp_path / "one.json"), load(tmp_path / "other.json")]).splitlines() == [
-        "| case | what | CPU, host | H200, disk |",
-        "|---|---|---|---|",
-        "| `gqa` | grouped-query attention, float32 | refused | — |",
-        "| `mha` | multi-head attention | equal: 1 / 4,096 | no engine |",
-    ]

@@ -12,8 +12,6 @@ import unchanged
 import versions
 import yaml
 
-from harness import omni
-
 ASKS_FOR_OMNI = re.compile(r"^ *if (omni\.)?lacks\(|get\(\"DYNAMO_VLLM_TEST_OMNI", re.MULTILINE)
 
 
@@ -63,12 +61,6 @@ def test_choice_of_versions_suites_and_tests(monkeypatch: pytest.MonkeyPatch) ->
     assert not {"PYTEST_ARGS", "DYNAMO_VLLM_EXTRAS", "DYNAMO_VLLM_TEST_OMNI"} & environment.keys()
 
 
-def test_others_are_all_but_the_default() -> None:
-    runs = Runs()
-    assert versions.main(["--others", "--suite", "contract"], runs) == 0
-    assert [*dict.fromkeys(version for version, *_ in runs.seen)] == ["0.30.0", "0.31.0"]
-
-
 def test_omni_is_there_where_it_is_tested_and_its_tests_may_not_be_skipped() -> None:
     runs = Runs()
     assert versions.main(["--suite", "omni"], runs) == 0
@@ -87,15 +79,6 @@ def test_what_is_skipped_without_omni_is_run_with_it() -> None:
     assert len(asking) == len(versions.SUITES["omni"])
     run = [versions.ROOT / path.partition("::")[0] for path in versions.SUITES["omni"]]
     assert [path for path in asking if not any(path.is_relative_to(one) for one in run)] == []
-
-
-def test_missing_omni_fails_where_it_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(omni.EXPECTED, raising=False)
-    assert not omni.lacks("pytest") and omni.lacks("pytest", "no-such-package")
-    monkeypatch.setenv(*next(iter(versions.OMNI_EXPECTED.items())))
-    assert not omni.lacks("pytest")
-    with pytest.raises(pytest.fail.Exception, match="is set, but no-such-package is not installed"):
-        omni.lacks("pytest", "no-such-package")
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,17 +126,6 @@ def test_suites_have_the_tests_whose_inputs_are_compared() -> None:
                 and not any(Path(path).is_relative_to(folder) for folder in left_out)
             ]
             assert suite.test_files(files.paths) == sorted(collected)
-
-
-def test_unknown_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        versions.main(["0.29.0"], Runs())
-    assert "no lock for vLLM 0.29.0; there are 0.30.0, 0.31.0, 0.32.0" in capsys.readouterr().err
-
-
-def test_files_of_the_suites_exist() -> None:
-    paths = [path.partition("::")[0] for paths in versions.SUITES.values() for path in paths]
-    assert [path for path in paths if not (versions.ROOT / path).exists()] == []
 
 
 def test_ci_tests_every_version_and_omni() -> None:

@@ -77,24 +77,6 @@ def test_method_with_other_parameters_is_named(release: Release) -> None:
     assert vllm_names.refused(ours, found) == "takes no clear_cache; needs level"
 
 
-def test_text_is_compared_without_comments_and_docstrings(tmp_path: Path) -> None:
-    old = Release(write(tmp_path / "old"))
-    base = FILES["vllm/engine/base.py"]
-    new = Release(write(tmp_path / "new", FILES | {"vllm/engine/base.py": base.replace("Ends it", "Other")}))
-    use = Use("vllm.engine.Engine.abort", "imported", "x.py")
-    assert vllm_names.judge(use, new, old).state is State.THERE
-    new = Release(write(tmp_path / "new", FILES | {"vllm/engine/base.py": base.replace("return", "yield")}))
-    assert vllm_names.judge(use, new, old).state is State.CHANGED
-
-
-def test_uses_come_from_imports_descriptions_and_patches() -> None:
-    found = {(use.name, use.why) for use in vllm_names.uses()}
-    assert ("vllm.v1.engine.async_llm.AsyncLLM", "imported") in found
-    assert ("vllm.v1.engine.async_llm.AsyncLLM.generate", "described") in found
-    assert ("vllm.v1.worker.gpu_model_runner.GPUModelRunner._bookkeeping_sync", "patched") in found
-    assert not [name for name, _ in found if name.startswith("vllm_omni")]
-
-
 def test_release_that_lacks_names_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vllm_names.main([str(write(tmp_path))]) == 1
     assert "vLLM 9.1.0: " in capsys.readouterr().out
