@@ -68,12 +68,6 @@ def test_bases_are_pinned() -> None:
     assert inside == [BY_DEVICE, BY_DEVICE]
 
 
-def test_device_chooses_the_base_of_one_image() -> None:
-    assert list(stages()) == ["", *(f"{device}-base" for device in DEVICES), "build", "image"]
-    (default,) = of("", "ARG")
-    assert default in [f"DEVICE={device}" for device in DEVICES]
-
-
 def test_stages_name_the_arguments_they_use() -> None:
     """One that was not named in a stage is empty there, and the build says nothing."""
     for name, lines in stages().items():
@@ -164,13 +158,6 @@ def test_docs_build_devices_there_are() -> None:
         assert words[words.index("-t") + 1].startswith(f"dynamo-vllm:{__version__}-{given['DEVICE']}"), line
 
 
-def test_apt_leaves_no_lists() -> None:
-    for word, rest in instructions():
-        if word == "RUN" and "apt-get" in rest:
-            assert "--no-install-recommends" in rest
-            assert rest.endswith("rm -rf /var/lib/apt/lists/*")
-
-
 @pytest.mark.parametrize(
     ("variable", "status", "code"), [("DYN_SYSTEM_PORT", 200, 0), ("DYN_HTTP_PORT", 503, 1)]
 )
@@ -182,11 +169,3 @@ def test_health_is_what_live_says(
     with live(status, certificate) as port:
         done = subprocess.run([sys.executable, HEALTHY], env={variable: str(port)}, timeout=30)
     assert done.returncode == code
-
-
-def test_nobody_there_is_not_healthy() -> None:
-    done = subprocess.run(
-        [sys.executable, HEALTHY], env={"DYN_HTTP_PORT": "1"}, capture_output=True, text=True, timeout=30
-    )
-    assert done.returncode == 1
-    assert "http://127.0.0.1:1/live" in done.stderr

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import posixpath
-import socket
 from pathlib import Path
 
 import pytest
-from docs_site import build, markdown, pages
+from docs_site import markdown, pages
 
 PAGES = pages.pages()
 IN_FOLDERS = ("*.md", "docs/**/*.md", "deploy/**/*.md", "scripts/*/README.md", "packages/*/README.md")
@@ -117,17 +116,3 @@ def test_staged_pages_link_to_what_is_staged(small: Path, tmp_path: Path) -> Non
     assert "```\n[no](link.md)\n```" in (staged / "docs" / "omni.md").read_text()
     assert "workers: []" in (staged / "deploy" / "serve" / "files.md").read_text()
     assert (staged / "x.py").exists()
-
-
-@pytest.mark.parametrize("argv", [["x"], ["--serve", "x"], ["--serve", "1", "2"]])
-def test_builder_refuses_words_it_does_not_know(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert build.main(argv) == 2
-    assert "usage:" in capsys.readouterr().err
-
-
-def test_taken_port_is_told_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        assert build.show(port) == 1
-    assert f"port {port}: Address already in use; usage:" in capsys.readouterr().err

@@ -106,11 +106,6 @@ def test_files_of_an_earlier_export_are_named_and_kept(capsys: pytest.CaptureFix
     assert yaml_files.is_ours(Path("out/decode.yaml"))
 
 
-def test_folder_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("taken").write_text("a file")
-    assert "-o taken" in refused(capsys, "k8s", "--config", "serve.yaml", "-o", "taken")
-
-
 def test_local_settings_are_replaced_and_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     export(
         "model: org/model\nfrontend: {discovery_backend: file, host: 127.0.0.1}\n"
@@ -262,12 +257,6 @@ def test_first_ports_are_those_of_every_container(kind: str) -> None:
     assert "9101" not in written() and "20001" not in written()
 
 
-def test_services_of_others_do_not_become_settings() -> None:
-    export(SERVE)
-    for name in ("dynamo-vllm-frontend", "dynamo-vllm-worker"):
-        assert deployment(name)["template"]["spec"]["enableServiceLinks"] is False
-
-
 def test_gpus_that_a_group_names_are_its_containers(capsys: pytest.CaptureFixture[str]) -> None:
     group = "- env: {CUDA_VISIBLE_DEVICES: '2,3'}\n  args: [--tensor-parallel-size, 2]\n"
     export(f"model: org/model\nworkers:\n{group}- count: 2\n", kind="compose")
@@ -285,11 +274,6 @@ def test_unknown_kind_and_missing_file_are_refused(capsys: pytest.CaptureFixture
     assert "'helm' is not a kind of export; use k8s or compose" in refused(capsys, "helm")
     assert "--config FILE is missing" in refused(capsys, "k8s", "-o", "out")
     assert "cannot be read" in refused(capsys, "k8s", "--config", "gone.yaml", "-o", "out")
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help") == 0
-    assert "dynamo-vllm export k8s --config serve.yaml -o manifests" in capsys.readouterr().out
 
 
 def test_settings_reach_the_objects(capsys: pytest.CaptureFixture[str]) -> None:

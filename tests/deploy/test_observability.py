@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dashboard
 import pytest
 import yaml
 
@@ -128,19 +127,6 @@ def test_dashboard_is_what_its_script_makes() -> None:
         [sys.executable, str(ROOT / "scripts" / "dashboard.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard.dashboard()["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken and max(x for x, _ in cells) < dashboard.COLUMNS, panel["title"]
-        taken |= cells
 
 
 def test_compose_mounts_what_is_there() -> None:

@@ -40,12 +40,6 @@ def test_pages_show_what_size_answers_today(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
-def test_files_that_pages_name_are_there(path: Path) -> None:
-    for named in re.findall(r"deploy/[\w./-]+", path.read_text()):
-        assert (ROOT / named).exists(), named
-
-
-@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_objects_that_pages_name_are_made(path: Path) -> None:
     """Namespaces and services of kubectl's lines, from the files that the page applies."""
     folders = [folder for folder in examples.EXPORTS if folder.split("/")[0] == path.parent.name]

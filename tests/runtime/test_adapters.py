@@ -140,16 +140,6 @@ def test_signal_while_the_first_adapters_load_drains_what_runs(
         assert worker.process.wait(60) == 0
 
 
-def test_engine_that_dies_while_the_first_adapters_load_ends_the_worker(
-    model: Path, folder: Path, tmp_path: Path
-) -> None:
-    with stack(tmp_path) as made:
-        worker = start_slowly(made, model, folder, die_after=20)
-        body = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 100}
-        assert made.post("/v1/completions", body).status_code == 503
-        assert worker.process.wait(60) == 3
-
-
 def test_replaced_worker_of_serve_has_its_adapters_again(model: Path, folder: Path, tmp_path: Path) -> None:
     env = served.own_environment(tmp_path)
     words = fake(model, adapters=4)

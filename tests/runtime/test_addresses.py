@@ -11,7 +11,6 @@ import pytest
 from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image, picture
-from harness import served
 from harness.commands import output
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
@@ -110,9 +109,3 @@ def test_prefill_and_decode_workers_find_each_other(deployment: Stack, start_at:
     assert "ours.kv_terms.compare" in registered(deployment)
     assert prefill.metric("dynamo_component_requests_total") >= 2
     assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0
-
-
-def test_operators_need_no_namespace_with_serve(model: Path, tmp_path: Path) -> None:
-    with served.served(tmp_path, *fake(model), *OURS, "--component", "mine"):
-        told = json.loads(output(served.own_environment(tmp_path), "status", "--json"))
-    assert [worker["name"] for worker in told["workers"]] == ["ours.mine"]

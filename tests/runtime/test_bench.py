@@ -118,50 +118,7 @@ def test_progress_goes_to_the_descriptor_that_is_named(running: Stack) -> None:
     assert (refused.returncode, "--progress-fd 77 cannot be written" in refused.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("words", "requests"),
-    [
-        (["--api", "chat", "--concurrency", "4", "--requests", "8"], 8),
-        (["--prompts", "turns", "--turns", "2", "--api", "chat", "--requests", "6"], 6),
-        (["--prompts", "prefix", "--prefix-tokens", "64", "--requests", "6"], 6),
-        (["--rate", "40", "--requests", "10"], 10),
-        (["--prompts", "trace", "--trace-block", "16", "--trace-speed", "10", "--trace", "{trace}"], 5),
-    ],
-)
-def test_every_kind_of_prompt_is_answered(
-    running: Stack, tmp_path: Path, words: list[str], requests: int
-) -> None:
-    trace, out = tmp_path / "trace", tmp_path / "out.json"
-    with trace.open("w") as file:
-        for n in range(1, 6):
-            one = {"timestamp": 500 * n, "input_length": 1100, "output_length": 64, "hash_ids": [0, n, n + 9]}
-            file.write(f"{json.dumps(one)}\n")
-    words = [word.format(trace=trace) for word in words]
-    done = bench(running.url, *words, "--input-tokens", "8", "--output-tokens", "4", "--json", str(out))
-    assert done.returncode == 0, done.stderr
-    (stage,) = figures(out)
-    assert (stage["requests"]["ok"], stage["requests"]["failed"]) == (requests, 0)
-    assert stage["tokens"]["output"] == requests * (2 if "trace" in words else 4)
-    if "trace" in words:
-        assert stage["tokens"]["prompt"] == 5 * 35
-        assert stage["seconds"] >= 0.2
-
-
-def test_unknown_model_is_the_servers_word(running: Stack) -> None:
-    done = bench(running.url, "--model", "huge")
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line == f"error: {running.url} did not answer a first request: HTTP 404: Model not found"
-
-
 # --- servers that fail ------------------------------------------------------------------------------------
-
-
-def test_unreachable_server_is_one_line() -> None:
-    done = bench("http://127.0.0.1:1")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: nothing answers at http://127.0.0.1:1 (")
-    assert done.stderr.endswith("; start the server or give its URL\n")
 
 
 def test_stage_without_an_answer_is_a_failure(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from harness import commands, plain_frontend, served
+from harness import commands, served
 from harness.adapters import make_adapter
 from harness.stack import Stack, environment, stack
 from harness.waiting import until
@@ -50,15 +49,6 @@ def answered_by(deployment: Stack) -> int:
     return int(reply.json()["nvext"]["worker_id"]["decode_worker_id"])
 
 
-def test_workers_tell_of_themselves_and_of_each_rank(deployment: Stack) -> None:
-    found = told(deployment)
-    assert [(worker["role"], worker["state"], worker["models"]) for worker in found] == [
-        ("agg", "ready", ["tiny"])
-    ] * 2
-    ranks = sorted([rank["rank"] for rank in worker["ranks"]] for worker in found)
-    assert ranks == [[0], [0, 1]]
-
-
 def test_sleeping_worker_gets_no_requests_until_it_is_woken(deployment: Stack) -> None:
     asleep, awake = (worker["instance"] for worker in told(deployment))
     done = run(deployment, "sleep", "--worker", f"{asleep:x}", "--drain-seconds", "5")
@@ -70,15 +60,6 @@ def test_sleeping_worker_gets_no_requests_until_it_is_woken(deployment: Stack) -
     assert run(deployment, "wake", "--worker", "1").returncode == 0
     assert [worker["state"] for worker in told(deployment)] == ["ready", "ready"]
     until("the woken worker to answer", lambda: answered_by(deployment) == asleep)
-
-
-def test_what_the_state_forbids_is_refused_by_each_worker(deployment: Stack) -> None:
-    assert run(deployment, "pause", "--all", "--drain-seconds", "1").returncode == 0
-    refused = run(deployment, "sleep", "--all")
-    assert refused.returncode == 1
-    assert refused.stderr.count("refused (409 wrong_state): this worker is paused") == 2
-    assert run(deployment, "resume", "--all").stdout.count(": resumed\n") == 2
-    until("answers", lambda: deployment.post("/v1/completions", ASK).status_code == 200)
 
 
 def test_engine_is_told(deployment: Stack) -> None:
@@ -137,24 +118,6 @@ def test_card_that_discovery_has_lost_does_not_keep_an_adapter(
         card.unlink()
     unloaded = run(deployment, "lora", "unload", "sql")
     assert (unloaded.returncode, unloaded.stderr) == (0, "")
-
-
-# --- upstream's frontend ----------------------------------------------------------------------------------
-
-
-@pytest.mark.more
-def test_frontend_without_our_health_is_judged_by_its_models_and_answers(deployment: Stack) -> None:
-    with plain_frontend.running(deployment) as url:
-        assert httpx.get(f"{url}/health").json()["status"] == "healthy"
-        until("a model", lambda: httpx.get(f"{url}/v1/models").json()["data"])
-        checked = run(deployment, "check", "--live", url)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
-        lines = [line.split() for line in checked.stdout.splitlines()]
-        assert [line[:2] for line in lines if line[0] == "ok"] == [
-            ["ok", n] for n in ("health", "model", "answer")
-        ]
-        status = json.loads(run(deployment, "status", url, "--json").stdout)
-        assert (status["ready"], [model["name"] for model in status["models"]]) == (True, ["tiny"])
 
 
 # --- serve ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import threading
@@ -15,9 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dynamo_vllm.cli.running import prove
 from dynamo_vllm.config.planes import EtcdAccess
-from dynamo_vllm.observe.frontend_client import FrontendClient
 from dynamo_vllm.serving.plane.etcd import Etcd
 from harness import commands
 from harness.planes import Planes, planes
@@ -216,28 +213,3 @@ async def test_drained_worker_is_out_of_etcd_before_it_ends(every: Planes, clust
     assert len([lease for lease in found if lease and lease.keys]) == 1
     until("one worker", lambda: len(cluster.instances()) == 1)
     assert is_answered(cluster)
-
-
-@pytest.mark.parametrize(
-    ("flags", "outcome"),
-    [
-        ((), prove.FAILED),
-        (("--no-use-kv-events",), prove.NOT_PROVEN),
-    ],
-)
-def test_without_events_check_proves_none(
-    flags: tuple[str, ...],
-    outcome: prove.Proof,
-    every: Planes,
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The fake engine sends none. A router that predicts knows the prompt all the same, and counts it."""
-    monkeypatch.setattr(prove, "EVENT_SECONDS", 0.5)
-    with stack(tmp_path, **every.of("file,tcp,nats").env(tmp_path)) as made:
-        start(made, model, 1, flags, vocab_size=1121)  # the tokenizer's: the prompt has any words
-        until("answers", lambda: is_answered(made))
-        with contextlib.closing(FrontendClient(made.url, timeout=30)) as client:
-            steps = {step.name: step for step in prove.prove(client, "tiny")}
-        assert "kv event" in steps and steps["kv event"].outcome is outcome, steps

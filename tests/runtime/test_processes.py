@@ -132,29 +132,7 @@ def test_drained_worker_stays_out_under_load_until_it_is_restarted(
     assert lost_nothing(load, undisturbed)
 
 
-def test_restarted_frontend_answers_on_the_same_port(running: Running, undisturbed: Texts) -> None:
-    ask(running[1], "restart", "frontend")
-    stack = running[0].stack
-    until("its workers", lambda: stack.get("/health").status_code == 200)
-    assert stream_text(stack, 1, max_tokens=TOKENS) == undisturbed[1]
-
-
 # --- other deployments ----------------------------------------------------------------------------------
-
-
-def test_decode_workers_are_added_while_prefill_workers_stay(model: Path, tmp_path: Path) -> None:
-    """There are two: while the only one comes back, the frontend refuses what comes in that millisecond."""
-    words = (*fake(model), "--prefill", "2", "--decode", "1")
-    with serving(tmp_path, *words) as (running, env):
-        with Load(running.stack) as load:
-            load.settled()
-            ask(env, "scale", "decode", "2")
-            ask(env, "restart", "prefill-1")
-            load.settled()
-            ask(env, "scale", "decode", "1")
-            load.settled()
-        assert sorted(processes(env)) == ["decode-1", "frontend", "prefill-1", "prefill-2"]
-    assert load.failures == []
 
 
 def test_several_serves_are_told_apart_by_their_folders(model: Path, tmp_path: Path) -> None:

@@ -182,26 +182,6 @@ def test_without_a_model_a_demo_is_served(start: Start) -> None:
     until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
 
 
-def test_demo_with_adapters_is_served(start: Start) -> None:
-    engine = ("--engine", "fake", '--fake-engine={"vocab_size":2000,"adapters":2}')
-    serve = start("--demo", "lora", "--port", "0", *engine).wait_ready()
-    names = ["demo-chat", "demo-lora-capitals", "demo-lora-chinese"]
-    until("the adapters", lambda: serve.models() == names)
-    assert [serve.complete(model=name).status_code for name in names] == [200] * 3
-
-
-def test_file_describes_the_deployment(start: Start, model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(
-        f"model: {model}\nfrontend: {{port: 1, router: round-robin}}\n"
-        "workers: [{count: 2, engine: fake, served_model_name: [tiny], fake_engine: {vocab_size: 500}}]\n"
-    )
-    serve = start("--config", str(file), "--port", "0").wait_ready()
-    assert serve.out.endswith("workers=2\n")
-    serve.wait_workers(2)
-    assert len(serve.pids("worker")) == 2
-
-
 def test_two_models_are_served_whichever_comes_first(start: Start, model: Path, tmp_path: Path) -> None:
     """The runtime lets one endpoint have one model; when two come at once it does not notice."""
     file = tmp_path / "serve.yaml"
@@ -231,14 +211,6 @@ def test_prefill_and_decode_workers_share_every_request(start: Start, model: Pat
     assert sorted(roles.values()) == ["decode", "decode", "prefill", "prefill"]
     assert (roles[prefill], roles[decode]) == ("prefill", "decode")
     assert "prefill-2: ready" in serve.err and "decode-2: ready" in serve.err
-
-
-def test_encode_workers_stand_beside_the_others(start: Start, model: Path) -> None:
-    serve = start(*fake(model), "--encode", "1", "--prefill", "1", "--decode", "1").wait_ready()
-    assert serve.out.endswith("workers=3\n")
-    assert serve.complete(prompt=[20] * 8).status_code == 200
-    told = [line.split()[1] for line in status(serve).splitlines() if line.endswith(("yes", "no"))]
-    assert sorted(told) == ["decode", "encode", "prefill"]
     until("loopback only", lambda: for_other_machines(serve.pids()) == [])
 
 
@@ -268,18 +240,6 @@ def test_taken_port_is_refused_at_once(start: Start, model: Path) -> None:
         serve = start(*fake(model), "--port", str(port))
         serve.assert_ends(1)
     assert f"error: --port {port} on 127.0.0.1 cannot be used" in serve.err
-
-
-def test_missing_model_folder_is_refused_at_once(start: Start, tmp_path: Path) -> None:
-    serve = start(*fake(tmp_path / "no-model"))
-    serve.assert_ends(1)
-    assert "no-model: no such folder" in serve.err
-
-
-def test_bad_worker_flag_is_refused_at_once(start: Start, model: Path) -> None:
-    serve = start(*fake(model), "--connector", "quux")
-    serve.assert_ends(2)
-    assert serve.err.startswith("error: --connector 'quux' is unknown")
 
 
 def test_worker_that_cannot_start_ends_serve_with_its_reason(start: Start, model: Path) -> None:
@@ -359,16 +319,6 @@ def test_request_that_ends_engines_ends_two_and_no_more(start: Start, model: Pat
     assert serve.err.count("exited with code 3") == 4
 
 
-def test_request_that_ends_prefill_engines_ends_two_and_no_more(start: Start, model: Path) -> None:
-    engine = fake(model, die_on_token=DEADLY)
-    serve = start(*engine, "--prefill", "3", "--decode", "1").wait_ready()
-    serve.wait_workers(4)
-    assert serve.complete(prompt=[DEADLY, 5]).status_code == 503
-    until("both to be said", lambda: serve.err.count("exited with code 3") == 2)
-    serve.wait_workers(4)
-    assert serve.err.count("exited with code 3") == 2
-
-
 def test_request_on_which_workers_are_killed_takes_two_and_no_more(start: Start, model: Path) -> None:
     """As the kernel does when memory is short: the worker itself goes, and can tell nobody."""
     serve = start(*fake(model, stall_on_token=DEADLY), "--workers", "4").wait_ready()
@@ -410,13 +360,6 @@ def holders(serve: Serve) -> list[int]:
             if metrics.total(text, "dynamo_component_requests_in_flight"):
                 found.append(pid)
     return found
-
-
-def test_too_many_restarts_end_serve(start: Start, model: Path) -> None:
-    serve = start(*fake(model), "--restarts", "0").wait_ready()
-    os.kill(serve.pids("worker")[0], signal.SIGKILL)
-    serve.assert_ends(1)
-    assert "giving up after 0 restarts in a row" in serve.err
 
 
 async def test_hung_worker_is_replaced(model: Path, tmp_path: Path) -> None:

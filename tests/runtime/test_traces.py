@@ -14,7 +14,6 @@ import pytest
 from harness.otlp import Receiver, Span, receiver
 from harness.processes import free_port
 from harness.stack import Stack, stack
-from harness.waiting import until
 from runtime.conftest import fake
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -95,16 +94,6 @@ def test_spans_say_what_was_done(traced: Traced) -> None:
     assert decode["dynamo_vllm.finish_reason"] == "length"
     assert 0.02 <= prefill["dynamo_vllm.first_token_seconds"] <= found[PREFILL].seconds
     assert decode["gen_ai.request.model"] == "tiny"
-
-
-def test_without_a_header_there_is_one_new_trace(traced: Traced) -> None:
-    before = traced.traces()
-    assert traced.ask({}).status_code == 200
-    (trace,) = until("its decode span", lambda: traced.traces() - before)
-    spans = traced.at.wait(trace, *ALL)
-    (first,) = [span for span in spans if not span.parent]
-    assert first.name == "http-request"
-    assert {span.service for span in spans} == {FRONTEND, PREFILL, DECODE}
 
 
 def test_failure_is_in_the_trace_and_its_id_in_the_log(traced: Traced) -> None:

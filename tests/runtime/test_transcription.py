@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -77,20 +76,6 @@ def test_segments_have_the_same_text(workers: Plane) -> None:
         assert last["segments"][-1]["end"] == pytest.approx(12, abs=0.01)
 
 
-def test_same_samples_in_other_files_have_the_same_text(workers: Plane) -> None:
-    made = np.random.default_rng(1).integers(-9999, 9999, 48_000).astype(np.int16)
-    texts = set()
-    for format in ("WAV", "FLAC"):
-        buffer = io.BytesIO()
-        soundfile.write(buffer, made, 16_000, format=format, subtype="PCM_16")
-        texts.add(ask(workers, body(buffer.getvalue()))[0])
-    assert len(texts) == 1
-    for format in ("OGG", "MP3"):
-        buffer = io.BytesIO()
-        soundfile.write(buffer, made, 16_000, format=format)
-        assert ask(workers, body(buffer.getvalue()))[1]["duration"] == pytest.approx(3, abs=0.1)
-
-
 def long_flac(seconds: int, rate: int) -> bytes:
     buffer = io.BytesIO()
     with soundfile.SoundFile(buffer, "w", rate, 2, format="FLAC", subtype="PCM_16") as file:
@@ -141,25 +126,6 @@ def test_client_that_leaves_ends_its_request(tmp_path: Path, model: Path) -> Non
                 answer.result(30)
         until("an end of the request", lambda: worker.metric(IN_FLIGHT) == 0)
         assert worker.is_ready()
-
-
-def test_worker_that_leaves_finishes_what_it_has_begun(tmp_path: Path, model: Path) -> None:
-    with stack(tmp_path) as made:
-        worker = start(made, model, token_ms=100)
-        with plane(made.environment()) as caller, ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(ask, caller, body(sound(60)))
-            until("a running request", lambda: worker.metric(IN_FLIGHT) == 1)
-            worker.signal(signal.SIGTERM)
-            assert answer.result(60)[1]["duration"] == 60
-        assert worker.process.wait(60) == 0
-
-
-def test_dead_engine_ends_the_worker(tmp_path: Path, model: Path) -> None:
-    with stack(tmp_path) as made:
-        worker = start(made, model, die_after=20)
-        with plane(made.environment()) as caller:
-            assert "error" in caller.call("backend.generate", body(sound(60)))
-        assert worker.process.wait(60) == 3
 
 
 def test_worker_refuses_a_model_of_another_kind(tmp_path: Path, model: Path) -> None:

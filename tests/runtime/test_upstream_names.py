@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from harness import upstream_map
 from harness.adapters import make_adapter
 from harness.plane import Plane, plane
-from harness.processes import free_port
 from harness.stack import Stack, stack
 from harness.waiting import until
 from runtime.conftest import fake
@@ -24,75 +22,6 @@ SPELLED = {"is_prefill_worker", "is_decode_worker", "disaggregation_mode", "dump
 SPELLED |= {"multimodal_worker", "route_to_encoder", "vllm_native_encoder_worker"}
 SPELLED |= {f"multimodal_{role}_worker" for role in ("encode", "decode", "encode_prefill")}
 """Options that say how the role was spelled, or where this one worker writes and listens."""
-SEES = "--enable-multimodal"
-MEDIA = (SEES, "--ec-storage-path", "{folder}/embeddings")
-PORT = str(free_port())
-Words = tuple[tuple[str, ...], dict[str, str]]
-
-
-def mode(role: str, *more: str) -> Words:
-    return ("--disaggregation-mode", role, *more), {}
-
-
-CASES: dict[str, tuple[Words, Words]] = {
-    "--is-prefill-worker": ((("--is-prefill-worker",), {}), mode("prefill", "--connector", "nixl")),
-    "DYN_VLLM_DISAGGREGATION_MODE": (((), {"DYN_VLLM_DISAGGREGATION_MODE": "decode"}), mode("decode")),
-    "--disaggregation-mode pd": (mode("pd"), mode("agg")),
-    "--multimodal-worker": (((*MEDIA, "--multimodal-worker"), {}), ((*MEDIA, "--route-to-encoder"), {})),
-    "--multimodal-encode-worker": (((*MEDIA, "--multimodal-encode-worker"), {}), mode("encode", *MEDIA)),
-    "--store-kv": ((("--store-kv", "file"), {}), (("--discovery-backend", "file"), {})),
-    "--enable-local-indexer": ((("--enable-local-indexer",), {}), ((), {"DYN_LOCAL_INDEXER": "1"})),
-    "DYN_LORA_ENABLED": (
-        ((), {"DYN_LORA_ENABLED": "true", "DYN_LORA_PATH": "{folder}/adapters"}),
-        (("--lora-enabled", "--lora-path", "{folder}/adapters"), {}),
-    ),
-    "VLLM_NIXL_SIDE_CHANNEL_HOST": (
-        (("--is-prefill-worker",), {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}),
-        mode("prefill", "--side-channel-host", "127.0.0.1"),
-    ),
-    "DYN_VLLM_KV_EVENT_PORT": (((), {"DYN_VLLM_KV_EVENT_PORT": PORT}), (("--kv-event-port", PORT), {})),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_older_spelling_starts_the_same_worker(name: str, model: Path, tmp_path: Path) -> None:
-    older, newer = (started(words, model, tmp_path / str(n), tmp_path) for n, words in enumerate(CASES[name]))
-    assert older == newer
-    if name == "--is-prefill-worker":
-        assert older["options"]["connector"] == ["nixl"] and "dynamo.prefill.generate" in older["served"]
-
-
-def started(words: Words, model: Path, folder: Path, shared: Path) -> dict[str, Any]:
-    """What a worker resolved and registered, without what differs with every start."""
-    flags, env = words
-    argv = [flag.format(folder=shared) for flag in flags]
-    variables = {name: value.format(folder=shared) for name, value in env.items()}
-    folder.mkdir()
-    with stack(folder) as made:
-        dump = folder / "dump.json"
-        worker = made.start_worker(*fake(model), *argv, "--dump-config-to", str(dump), env=variables)
-        until("ready", lambda: made._is_ready(worker))
-        options = json.loads(dump.read_text())["options"]
-        role = worker.admin("status").json()["role"]
-        registered = sorted(registrations(folder / "discovery"), key=json.dumps)
-    for name in (*SPELLED, "file_kv", "card_port"):
-        options.pop(name, None)
-    served = [f"{card['namespace']}.{card['component']}.{card['endpoint']}" for card in registered]
-    return {"options": options, "role": role, "registered": registered, "served": served}
-
-
-def registrations(discovery: Path) -> Iterator[dict[str, Any]]:
-    """Endpoints and the model's card in file discovery; ids, addresses and paths are of one start."""
-    for kind in ("instances", "mdc"):
-        for path in discovery.glob(f"v1/{kind}/*"):  # an encode worker has no card
-            yield without_start(json.loads(path.read_text()))
-
-
-def without_start(value: Any) -> Any:
-    if isinstance(value, dict):
-        of_one_start = ("instance_id", "transport", "path", "checksum", "mdcsum")
-        return {key: without_start(part) for key, part in value.items() if key not in of_one_start}
-    return [without_start(part) for part in value] if isinstance(value, list) else value
 
 
 # --- endpoints of upstream's workers ----------------------------------------------------------------------
@@ -131,14 +60,6 @@ def test_named_endpoints_answer_on_the_request_plane(
         until("no adapter", lambda: "sql" not in with_adapters.models())
         again = called(over, "unload_lora", {"lora_name": "sql"})
         assert (again["status"], again["code"]) == ("error", 404)
-
-
-def test_control_routes_of_upstream_are_verbs(with_adapters: Stack) -> None:
-    (worker,) = with_adapters.workers
-    for verb, state in (("sleep", "asleep"), ("wake_up", "ready")):
-        reply = httpx.post(f"{worker.system_url}/engine/control/{verb}", json={}, timeout=60)
-        assert (reply.status_code, reply.json()["status"]) == (200, "success")
-        assert worker.admin("status").json()["state"] == state
 
 
 def test_metrics_that_are_called_the_same_are_there(with_adapters: Stack) -> None:

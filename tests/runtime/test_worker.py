@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +98,6 @@ def test_resolved_configuration_is_dumped(several: Stack) -> None:
     assert (several.folder / "not" / "there").is_dir(), "a folder for metrics is made"
 
 
-def test_text_mode_chats(several: Stack) -> None:
-    answer = several.post("/v1/chat/completions", {**CHAT, "model": "text"})
-    assert answer.json()["usage"]["completion_tokens"] == 3
-    refused = several.post("/v1/chat/completions", {**CHAT, "model": "text", "stop": list("abcde")})
-    assert refused.status_code == 400 and "stop" in refused.json()["message"]
-
-
 def test_reasoning_parser_is_advertised_and_applied(several: Stack) -> None:
     talk = [{"role": "user", "content": "two and two</think>four"}]
     asked = {"model": "thinks", "messages": talk, "max_tokens": 100}
@@ -174,15 +166,6 @@ def test_engine_failure_of_one_request_is_a_500(deployment: Stack, start_fake: S
     assert deployment.post("/v1/completions", ASK).status_code == 200
 
 
-def test_dead_engine_ends_the_worker_with_code_3(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(die_after=20)
-    deployment.wait_ready()
-    answer = deployment.post("/v1/completions", {**ASK, "max_tokens": 100})
-    assert answer.status_code == 503
-    assert worker.process.wait(60) == 3
-    until("the model to go", lambda: deployment.models() == [])
-
-
 def test_request_of_a_dead_engine_goes_on_elsewhere(deployment: Stack, start_fake: StartFake) -> None:
     start_fake(die_after=25, token_ms=5)
     deployment.wait_ready()
@@ -247,25 +230,6 @@ def test_worker_whose_loop_stands_still_is_not_alive(deployment: Stack, model: P
     assert not worker.is_ready()
     goes_on.touch()
     until("its return", lambda: live().status_code == 200 and worker.is_ready())
-
-
-def test_drain_finishes_what_runs(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(token_ms=20)
-    deployment.wait_ready()
-    with ThreadPoolExecutor(1) as pool:
-        asking = pool.submit(deployment.post, "/v1/completions", {**ASK, "max_tokens": 60})
-        until("a running request", lambda: worker.metric("dynamo_component_requests_in_flight") == 1)
-        worker.signal(signal.SIGTERM)
-        answer = asking.result(60)
-    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 60)
-    assert worker.process.wait(60) == 0
-
-
-def test_signal_during_the_start_ends_it(deployment: Stack, start_fake: StartFake) -> None:
-    worker = start_fake(start_ms=60_000)
-    until("the start", lambda: "loading" in worker.log.read_text())
-    worker.signal(signal.SIGTERM)
-    assert worker.process.wait(60) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
