@@ -98,21 +98,3 @@ def test_bad_link_is_found_with_its_line(small: Path, link: str, fault: str) -> 
     (small / "docs" / "omni.md").write_text(f"# Two\n\n`[no](in-code.md)` [x]({link})\n")
     (found,) = broken("docs/omni.md", small)
     assert found == f"docs/omni.md:3: {link}{' ' if 'out' in fault else ': '}{fault}"
-
-
-def test_pages_that_are_not_there_are_left_out_of_the_navigation(small: Path) -> None:
-    assert pages.navigation(small) == {
-        "Start": {"docs/start.md": "Five minutes"},
-        "Capabilities": {"docs/omni.md": "Image models (vLLM-Omni)"},
-    }
-
-
-def test_staged_pages_link_to_what_is_staged(small: Path, tmp_path: Path) -> None:
-    staged = tmp_path / "staged"
-    pages.stage(staged, small)
-    assert "[home](../index.md), [below](#its-a-b-here), no\n" in (staged / "docs" / "start.md").read_text()
-    assert "[files](deploy/serve/files.md)" in (staged / "index.md").read_text()
-    assert "Five minutes <docs/start>" in (staged / "index.md").read_text()
-    assert "```\n[no](link.md)\n```" in (staged / "docs" / "omni.md").read_text()
-    assert "workers: []" in (staged / "deploy" / "serve" / "files.md").read_text()
-    assert (staged / "x.py").exists()

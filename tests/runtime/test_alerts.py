@@ -212,24 +212,3 @@ def is_there(part: Selected, known: Mapping[str, Sequence[Mapping[str, str]]]) -
         all(label in series and value in ("", series[label]) for label, value in part.matchers.items())
         for series in known.get(part.name, ())
     )
-
-
-def test_every_panel_and_rule_is_answered(watched: Watched, killed: Killed) -> None:
-    """With data, where all of its series are there."""
-    assert watched.ask(max_tokens=2).status_code == 200
-
-    def without_data() -> list[tuple[str, str]]:
-        known = watched.server.series().keys()
-        return [
-            (title, expression)
-            for title, expression in dashboard.expressions()
-            if {part.name for part in selected(expression)} <= known
-            and not watched.server.query(plain(expression))
-        ]
-
-    def states() -> list[dict[str, Any]]:
-        return [rule for group in watched.server.get("rules")["groups"] for rule in group["rules"]]
-
-    assert_soon_none("without data", without_data)
-    assert_soon_none("not evaluated", lambda: [rule for rule in states() if rule["health"] != "ok"])
-    assert len(states()) == len(rules())

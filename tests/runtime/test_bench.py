@@ -87,23 +87,6 @@ def test_missing_library_is_named_before_anything_runs(
         plots.require(tmp_path)
 
 
-def test_progress_is_told_to_programs(running: Stack) -> None:
-    words = ("--concurrency", "1,4", "--seconds", "4", *SMALL, "--progress", "json")
-    done = bench(running.url, *words)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stderr.splitlines()]
-    stages = [[one for one in told if one["number"] == number] for number in (1, 2)]
-    assert [stage[-1]["stage"] for stage in stages] == ["c=1", "c=4"]
-    for stage in stages:
-        assert len(stage) >= 3
-        assert [one["ended"] for one in stage] == [False] * (len(stage) - 1) + [True]
-        assert [one["ok"] for one in stage] == sorted(one["ok"] for one in stage)
-        last = stage[-1]
-        assert (last["failed"], last["in_flight"]) == (0, 0)
-        assert last["tokens"] == 8 * last["ok"] > 0
-        assert 19 < last["ttft_ms"]["p50"] <= last["ttft_ms"]["p99"]
-
-
 def test_progress_goes_to_the_descriptor_that_is_named(running: Stack) -> None:
     read_end, write_end = os.pipe()
     words = command(running.url, "--requests", "4", "--quiet", "--progress", "json")

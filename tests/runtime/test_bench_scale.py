@@ -52,17 +52,3 @@ def test_two_frontends_list_all_workers_and_cost_little_more_than_one(tmp_path: 
         return statistics.median(float(m["frontend_us"]) + float(m["worker_us"]) for m in found["rounds"])
 
     assert cost(two) <= MOST_FOR_TWO * cost(one)
-
-
-@pytest.mark.timeout(120)
-def test_router_takes_in_the_cached_blocks_that_workers_announce(tmp_path: Path) -> None:
-    load = ("--streams", "4", "--requests", "16", "--output-tokens", "4", "--rounds", "1")
-    text, (plain, cached) = bench(
-        tmp_path, "--frontends", "1", "--workers", "2", "--cached-blocks", "30000", *load
-    )
-    assert "1 × 2, 30000 blocks: the routers had them" in text
-    assert plain["begun"]["blocks_seconds"] is None
-    for found in (cached["begun"], cached["late"]):
-        assert found["blocks_seconds"] >= found["list_seconds"]
-    assert cached["begun"]["rss_mb"] > plain["begun"]["rss_mb"], "60 000 blocks take several MB"
-    assert cached["rounds"][0]["failed"] == 0

@@ -19,7 +19,6 @@ from harness.controlled import NEVER, Controlled, controlled
 from harness.processes import COMMAND, free_port
 from harness.stack import environment
 from harness.terminal import terminal
-from harness.waiting import until
 
 REFUSES = {"status": "error", "error": "wrong_state", "message": "it is asleep", "code": 409}
 RANK = {"rank": 0, "running": 1, "waiting": 0, "kv_usage": 0.5, "hit_rate": None, "tokens_per_second": 7.0}
@@ -122,14 +121,6 @@ def test_port_of_a_worker_around_the_command_is_left_alone(start: Any, env: dict
 # --- status -----------------------------------------------------------------------------------------------
 
 
-def test_status_shows_workers_without_a_frontend(start: Any, env: dict[str, str]) -> None:
-    start({}, {"status": {**STATUS, "role": "prefill"}})
-    done = run(env, "status", *NO_FRONTEND)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing listens at http://127.0.0.1:1" in done.stdout
-    assert sorted(line.split()[2] for line in done.stdout.splitlines()[-2:]) == ["agg", "prefill"]
-
-
 def test_status_says_which_worker_does_not_tell(start: Any, env: dict[str, str]) -> None:
     (hung, _) = start({"status": NEVER}, {})
     found = json.loads(run(env, "status", *NO_FRONTEND, "--timeout", "5", "--json").stdout)["workers"]
@@ -165,27 +156,6 @@ def test_watch_ends_when_nobody_reads(start: Any, env: dict[str, str]) -> None:
         watching.stdout.close()
         assert watching.wait(60) == 0
         assert watching.stderr.read() == b""
-
-
-def test_watch_sees_a_worker_come(start: Any, env: dict[str, str], tmp_path: Path) -> None:
-    output = tmp_path / "lines.json"
-    with output.open("wb") as out:
-        command = [*COMMAND, "status", *NO_FRONTEND, "--watch", "0.1", "--json"]
-        watching = subprocess.Popen(command, env=env, stdout=out)
-    try:
-        until("a first line", lambda: _counts(output)[:1] == [0])
-        start({})
-        until("the worker", lambda: _counts(output)[-1] == 1)
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(60) == 0
-    finally:
-        watching.kill()
-        watching.wait()
-
-
-def _counts(output: Path) -> list[int]:
-    """Workers in each line so far."""
-    return [len(json.loads(line)["workers"]) for line in output.read_text().split("\n")[:-1]]
 
 
 # --- the line while an adapter is loaded ------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,16 +14,13 @@ from PIL import Image
 from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image
-from harness.processes import kill_tree
 from harness.stack import Stack
-from harness.waiting import until
 from runtime.conftest import StartFake
 
 pytestmark = pytest.mark.more
 
 FLAGS = ("--enable-multimodal", "--frontend-decoding", "--media-timeout-seconds", "120")
 TAKES = {"media": {"image": 2}}
-IN_FLIGHT = "dynamo_component_requests_in_flight"
 
 
 @pytest.fixture(scope="module")
@@ -62,35 +58,3 @@ def test_the_worker_sees_the_pixels_whatever_they_were_packed_in(
     both = ask(deployment, url(1), url(2))
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(lambda _: ask(deployment, url(1), url(2)), range(16))) == {both}
-
-
-def test_the_same_limits_hold(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake(*FLAGS, "--media-max-megapixels", "0.003", **TAKES)
-    deployment.wait_ready()
-    assert ask(deployment, url(1))
-    refused = post(deployment, url(1, width=100))
-    assert refused.status_code in (400, 413), refused.text
-    refused = post(deployment, url(1), url(1), url(1))
-    assert refused.status_code == 400 and "this worker takes 2" in refused.text
-    broken = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"x" * 50).decode()
-    assert post(deployment, broken).status_code in (400, 415)
-    assert ask(deployment, url(1))
-
-
-def test_an_answer_goes_on_when_its_worker_goes_away(deployment: Stack, start_fake: StartFake) -> None:
-    workers = [start_fake(*FLAGS, token_ms=30, **TAKES) for _ in range(2)]
-    deployment.wait_ready()
-    asked = {"model": "tiny", "messages": chat([image(url(1))]), "max_tokens": 200, "ignore_eos": True}
-    whole = deployment.post("/v1/chat/completions", asked).json()["choices"][0]["message"]["content"]
-    said: list[str] = []
-    with httpx.stream(
-        "POST", deployment.url + "/v1/chat/completions", json={**asked, "stream": True}, timeout=60
-    ) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            said += [c["delta"].get("content") or "" for c in json.loads(line[6:])["choices"]]
-            if len(said) == 5:
-                (busy,) = until("a busy worker", lambda: [w for w in workers if w.metric(IN_FLIGHT) > 0])
-                kill_tree(busy.pid)
-    assert "".join(said) == whole

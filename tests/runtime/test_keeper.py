@@ -17,7 +17,6 @@ from dynamo_vllm.config.planes import EtcdAccess
 from dynamo_vllm.serving.plane import etcd_lease
 from dynamo_vllm.serving.plane.etcd import Etcd, EtcdError
 from dynamo_vllm.serving.plane.etcd_lease import LOOK_SECONDS, Keeper
-from harness.processes import free_port
 from harness.servers import Server, etcd
 from harness.stack import Stack, Worker, stack
 from harness.waiting import until
@@ -106,18 +105,6 @@ async def test_entries_that_could_not_be_put_back_are_not_forgotten(
 
 async def refuse(*_: object) -> None:
     raise EtcdError("etcd went away between the lease and its entries")
-
-
-async def test_another_endpoint_is_asked_when_one_is_away(server: Server) -> None:
-    async with Etcd(EtcdAccess((f"http://127.0.0.1:{free_port()}", server.url))) as client:
-        assert await client.lease(1) is None
-
-
-async def test_etcd_that_is_away_is_an_error_with_its_address() -> None:
-    address = f"http://127.0.0.1:{free_port()}"
-    async with Etcd(EtcdAccess((address,))) as client:
-        with pytest.raises(EtcdError, match=address):
-            await client.lease(1)
 
 
 async def test_etcd_with_users_is_told_who_asks(tmp_path: Path) -> None:

@@ -46,16 +46,6 @@ def test_frontend_tells_its_paths_apart(deployment: Stack, start_fake: StartFake
     assert ranked == [{"index": 1, "score": 1.0, "document": "ab"}]
 
 
-def test_answer_of_several_pieces_is_one(deployment: Stack, start_fake: StartFake) -> None:
-    start_fake(*POOLS, pooling="embed", dimensions=1000)
-    deployment.wait_ready()
-    texts = [chr(97 + number % 26) * (1 + number % 3) for number in range(2048)]
-    found = deployment.openai.embeddings.create(model="tiny", input=texts)
-    assert [item.index for item in found.data] == list(range(2048))
-    assert found.usage.prompt_tokens == sum(map(len, texts))
-    assert [item.embedding for item in found.data[:26]] != [found.data[0].embedding] * 26
-
-
 def test_requests_go_to_the_worker_with_fewer(deployment: Stack, start_fake: StartFake) -> None:
     workers = [start_fake(*POOLS, pooling="embed", stall_on_token=ord("x")) for _ in range(2)]
     deployment.wait_ready()

@@ -14,7 +14,6 @@ from typing import Any
 
 import cohere
 import httpx
-import numpy as np
 import openai
 import pytest
 
@@ -130,36 +129,11 @@ def test_openai_library_transcribes(client: openai.OpenAI, shape: Any) -> None:
     assert found if isinstance(found, str) else found.text
 
 
-def test_vectors_in_a_file_find_a_text(client: openai.OpenAI, tmp_path: Path) -> None:
-    """As docs/search.md writes it."""
-    texts = ["cats and dogs", "ships at sea", "trees in a wood"]
-
-    def embed(some: list[str]) -> Any:
-        found = client.embeddings.create(model="vectors", input=some).data
-        made = np.asarray([one.embedding for one in found], np.float32)
-        return made / np.linalg.norm(made, axis=1, keepdims=True)
-
-    np.savez(tmp_path / "store.npz", texts=texts, vectors=embed(texts))
-    store = np.load(tmp_path / "store.npz")
-    scores = store["vectors"] @ embed(["a ship on the sea"])[0]
-    assert store["texts"][int(scores.argmax())] == "ships at sea"
-
-
 # --- commands ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_booked_for_nobody(running: Serving) -> None:
     assert not list(running.output.parent.rglob("*.usage"))
-
-
-@pytest.mark.more
-def test_search_asks_all_three(running: Serving, tmp_path: Path) -> None:
-    (tmp_path / "adapters.md").write_text("# LoRA adapters\n\nAn adapter is loaded at run time.\n")
-    (tmp_path / "sea.md").write_text("# Zulu\n\nJumpy vex, fuzzy pub!\n")
-    found = command(running, "search", running.url, "Which adapter is loaded?", "--folder", str(tmp_path))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split()[2] == "adapters.md"
-    assert "embeddings by vectors, reranking by ranker" in found.stdout and "\nchat: " in found.stdout
 
 
 @pytest.mark.more

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from dynamo_vllm.serving.request.egress import CHUNKS
 from harness.misbehaving import stalled
-from harness.served import served
 from harness.stack import TESTS, Stack, environment
 from harness.waiting import until
-from runtime.conftest import StartFake, fake
+from runtime.conftest import StartFake
 
 OTHER = {"model": "tiny", "prompt": [20, 21, 22], "max_tokens": 200}
 
@@ -33,20 +32,6 @@ def test_client_that_does_not_read_is_left_and_nobody_waits_for_it(
         worker.signal(signal.SIGTERM)
         assert worker.process.wait(60) == 0
     assert worker.log.read_text().count("refused: the client has more than 1000000 unread bytes") == 3
-
-
-def test_serve_ends_while_clients_do_not_read(tmp_path: Path, model: Path) -> None:
-    """Each process leaves by itself: one that is killed delivers nothing to the others any more."""
-    words = ("--drain-seconds", "1", "--unread-mb", "1000")
-    with served(tmp_path, *fake(model, context_length=1 << 20), *words) as serving:
-        (worker,) = [process for process in serving.below() if "worker" in process.cmdline()]
-        before = worker.num_threads()
-        with stalled(serving.stack), stalled(serving.stack):
-            until("a thread for each, and one for the rest", lambda: worker.num_threads() >= before + 3, 200)
-            assert serving.stack.post("/v1/completions", OTHER).status_code == 200
-            serving.process.send_signal(signal.SIGTERM)
-            assert serving.process.wait(120) == 0
-    assert "killed" not in serving.output.read_text()
 
 
 def test_runtime_has_places_for_what_is_sent_between_two_looks(tmp_path: Path) -> None:

@@ -176,20 +176,6 @@ def test_request_of_a_dead_engine_goes_on_elsewhere(deployment: Stack, start_fak
     assert deployment.workers[0].process.wait(60) == 3
 
 
-def test_hung_engine_is_out_of_service(deployment: Stack, start_fake: StartFake) -> None:
-    flags = ("--health-seconds", "0.2", "--canary-seconds", "0.3", "--canary-timeout-seconds", "0.5")
-    worker = start_fake(*flags, stall_after=200)
-    deployment.wait_ready()
-
-    def ask() -> None:
-        with contextlib.suppress(httpx.HTTPError):  # nobody answers
-            deployment.post("/v1/completions", {**ASK, "max_tokens": 400})
-
-    threading.Thread(target=ask, daemon=True).start()
-    until("not ready", lambda: not worker.is_ready() and deployment.get("/health").status_code == 503)
-    assert worker.process.poll() is None
-
-
 STICKS = """
 import signal, sys, time
 from pathlib import Path
@@ -268,35 +254,6 @@ def test_worker_is_not_ready_before_each_of_its_ranks_has_answered(
     until("the second rank's turn", lambda: worker.health() and worker.metric(running, dp_rank=1) == 1)
     assert not worker.is_ready()
     assert "registering" not in worker.log.read_text()
-
-
-PAIR = ("--connector", "nixl", "--disaggregation-mode")
-
-
-def test_prefill_and_decode_share_a_request(deployment: Stack, start_fake: StartFake) -> None:
-    """Decode serves alone, uses a prefill worker while there is one, and goes on alone after it."""
-    decode = start_fake(*PAIR, "decode")
-    deployment.wait_ready()
-    alone = text_of(deployment, "tiny")
-    prefill = start_fake(*PAIR, "prefill")
-    until("a ready prefill worker", prefill.is_ready)
-    requests = "dynamo_component_requests_total"
-
-    def together() -> bool:
-        reply = deployment.post("/v1/completions", {**ASK, "nvext": {"extra_fields": ["engine_data"]}})
-        if reply.status_code == 503:  # for a moment, while the frontend gets ready for the prefill worker
-            return False
-        answer = reply.json()
-        assert answer["choices"][0]["text"] == alone
-        told = (answer.get("nvext") or {}).get("engine_data") or {}
-        return bool(told.get("decode_cached_tokens") == 2)
-
-    until("a request over both", together)
-    assert prefill.metric(requests) >= 1
-    prefill.signal(signal.SIGTERM)
-    assert prefill.process.wait(60) == 0
-    assert text_of(deployment, "tiny") == alone
-    assert decode.metric("dynamo_component_kv_transfers_lost_total") == 0
 
 
 def test_probe_of_the_runtime_answers_for_health(model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from dynamo_vllm import __version__
 from dynamo_vllm.cli import main as cli
 from dynamo_vllm.cli import versions
-from dynamo_vllm.engine.patches.table import PATCHES
 from dynamo_vllm.engine.vllm.compat import versions as compat
 from dynamo_vllm.errors import ConfigError, StartError
 
@@ -149,25 +148,6 @@ def test_check_without_a_model_still_shows_the_rest(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert "no problem found" in text
     assert f"dynamo-vllm        {__version__}" in text
-
-
-def test_check_lists_the_patches(capsys: pytest.CaptureFixture[str]) -> None:
-    _, found = checked(capsys)
-    listed = found["patches"]
-    assert [row["name"] for row in listed] == [patch.name for patch in PATCHES]
-    (row,) = [row for row in listed if row["name"] == "coordinator-orphans"]
-    assert row == {
-        "name": "coordinator-orphans",
-        "state": str(next(p for p in PATCHES if p.name == "coordinator-orphans").state()),
-        "package": "vllm",
-        "versions": ">=0.30,<0.33",
-        "where": ["worker"],
-        "targets": ["vllm.v1.engine.coordinator.DPCoordinatorProc.run_coordinator"],
-        "defect": "the coordinator of data-parallel ranks outlives a worker that was killed",
-        "upstream": "https://github.com/vllm-project/vllm/issues/55510",
-    }
-    assert cli.run(["check", "--no-engine"]) == 0
-    assert f"coordinator-orphans         {row['state']}  (the coordinator" in capsys.readouterr().out
 
 
 def test_check_says_what_was_not_proven_with_this_vllm(

@@ -39,7 +39,7 @@ from dynamo_vllm.config.options.gateway.keys import (
 )
 from dynamo_vllm.config.options.gateway.usage import UsageOptions
 from dynamo_vllm.config.options.kv_cache import OWN_FOLDER, DiskSpace
-from dynamo_vllm.config.rules import connectors, flags, kv_tiers, media
+from dynamo_vllm.config.rules import flags, kv_tiers, media
 from dynamo_vllm.config.worker_plan import WorkerPlan
 from dynamo_vllm.errors import ConfigError
 
@@ -544,15 +544,6 @@ def test_every_table_of_rules_is_tested() -> None:
     assert set(checks.LOCAL_RULES) <= {*checks.WORKER_RULES, *others}
 
 
-@pytest.mark.parametrize("two", [("lmcache", "kvbm"), ("kvbm", "offload"), ("offload", "lmcache")])
-def test_two_of_three_offloaders_are_refused_and_one_is_not(two: tuple[str, str]) -> None:
-    for name in two:
-        connectors.one_offloader(WorkerOptions(connector=("nixl", name)), {})
-    with pytest.raises(ConfigError, match="give one of them") as refused:
-        connectors.one_offloader(WorkerOptions(connector=("nixl", *two)), {})
-    assert all(name in str(refused.value) for name in two)
-
-
 @pytest.mark.parametrize(
     ("words", "connector"),
     [
@@ -698,12 +689,6 @@ def test_packages_that_are_missing_here_are_missing_for_a_start_only(
     plan = worker(f"--enable-multimodal {words}")
     assert "not installed" in refusal(checks.check_worker, plan)
     checks.check_worker(plan, elsewhere=True)
-
-
-def test_help_of_what_is_always_refused_says_so_and_what_to_use() -> None:
-    helps = {item.name: item.option.help for item in build.declared(WorkerOptions)}
-    for name in ("multimodal_processor", "ec_processor"):
-        assert helps[name].startswith("Known and refused") and "start dynamo-vllm frontend" in helps[name]
 
 
 def test_namespace_of_a_command_is_checked_too() -> None:

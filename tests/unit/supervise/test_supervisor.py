@@ -43,16 +43,6 @@ async def test_worker_that_cannot_live_is_given_up_and_tried_again_later(tmp_pat
         assert found.said.count("starting it again in 0 s") == 2
 
 
-async def test_last_worker_that_cannot_live_ends_serve(tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, restarts=0, retry_seconds=3600)
-    async with kept(tmp_path, limits, code=1) as found:
-        os.kill(found.pid("worker-1"), signal.SIGKILL)
-        await asyncio.to_thread(until, "giving up", lambda: "giving up on worker-1" in found.said)
-        os.kill(found.pid("worker-2"), signal.SIGKILL)
-        await found.ended()
-        assert "giving up after 0 restarts in a row" in found.said
-
-
 async def test_log_of_a_worker_is_bounded(tmp_path: Path) -> None:
     limits = dataclasses.replace(LIMITS, look_seconds=0.01, log_bytes=1000, log_parts=1)
     async with kept(tmp_path, limits) as found:

@@ -306,21 +306,6 @@ def test_status_of_a_worker_that_does_not_tell(error: str, state: str) -> None:
     assert lines[-1].endswith("why it is so")
 
 
-def test_status_json_has_both_parts_and_the_instance_of_discovery() -> None:
-    found = SystemStatus(
-        "http://x", "y", None, "nothing listens", [worker(1, instance=99, state="ready")], None
-    )
-    assert found.builtins() == {
-        "url": "http://x",
-        "ready": False,
-        "models": [],
-        "instances": None,
-        "workers": [{"status": "success", "state": "ready", "number": 1, "worker": "aaaa01", "instance": 1}],
-        "frontend_problem": "nothing listens",
-        "workers_problem": None,
-    }
-
-
 def test_time_since_is_said_in_one_unit() -> None:
     texts = {0.4: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 200000: "2 d"}
     assert {seconds: units.ago(seconds) for seconds in texts} == texts

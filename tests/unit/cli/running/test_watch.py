@@ -56,17 +56,6 @@ def test_picture_is_written_over_the_one_before_and_cut_to_the_terminal() -> Non
     assert "… 7 more lines" in rows[-1]
 
 
-def test_terminal_is_as_before_and_the_last_picture_stays() -> None:
-    stream = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), WatchScreen(stream, is_live=True) as screen:
-        screen.show("one")
-        screen.show("two")
-        raise KeyboardInterrupt
-    text = stream.getvalue()
-    assert text.startswith("\x1b[?1049h")
-    assert text.endswith("\x1b[?1049ltwo\n")
-
-
 def test_elsewhere_pictures_follow_each_other() -> None:
     stream = io.StringIO()
     with WatchScreen(stream, is_live=False) as screen:

@@ -240,14 +240,6 @@ def test_environment_numbers_the_workers_unless_a_file_does(written: Callable[[s
         assert len(made(file, env=counts).workers) == 2
 
 
-def test_prefill_workers_alone_are_refused() -> None:
-    group = WorkerGroup(1, {**FAKE, "disaggregation_mode": "prefill"})
-    other = WorkerGroup(1, {**FAKE, "model": "n"})
-    for workers in ((group,), (group, other)):
-        with pytest.raises(ConfigError, match="m has prefill workers only; add a group with 'role: decode'"):
-            plan.make(Topology(model="m", workers=workers), {}, DISCOVERY)
-
-
 @pytest.mark.parametrize(
     ("words", "publishes"),
     [
@@ -438,14 +430,6 @@ def test_worker_that_the_frontend_would_not_see_is_refused() -> None:
         assert len(made(f"{words} {seen}").workers) == 1
 
 
-@pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
-def test_two_models_at_an_address_the_user_named_are_refused(env: dict[str, str]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"b and a would both be at dynamo\.mine\.generate; leave --component"
-    ):
-        addressed(of_model("a"), of_model("b"), env=env)
-
-
 def test_hub_ids_are_told_from_paths() -> None:
     assert all(map(serve.looks_like_a_path, ("/a", "./a", "a/b/c")))
     assert not any(map(serve.looks_like_a_path, ("a/b", "a")))
@@ -632,12 +616,6 @@ def test_folder_with_files_of_the_user_is_refused_and_left_as_it_is(
     assert sorted(folder.path.rglob("*")) == before
 
 
-def test_help_shows_three_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve.main(["m", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(part in text for part in ("--workers N", "--router ", "Every option of 'dynamo-vllm worker'"))
-
-
 # --- memory ---------------------------------------------------------------------------------------------
 
 
@@ -738,13 +716,6 @@ def test_too_few_gpus_are_refused() -> None:
 def test_workers_that_would_not_fit_on_their_gpu_are_refused(gpus: str, words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{message}; .*--gpu-memory-utilization"):
         gpus_of(several(2, words, gpus), ["0", "1"])
-
-
-def test_gpu_of_one_worker_is_not_named_for_another() -> None:
-    named = WorkerGroup(env={"CUDA_VISIBLE_DEVICES": "0"})
-    wanted = Topology(model="org/model", workers=(WorkerGroup(), named))
-    with pytest.raises(ConfigError, match="worker-1 and worker-2 would take 184 % of the memory of GPU 0"):
-        gpus_of(wanted, ["0", "1"])
 
 
 def test_pipelines_of_omni_may_share_a_gpu() -> None:
