@@ -71,15 +71,6 @@ def test_requests_for_an_adapter_go_to_every_worker_that_has_it(two: Stack, fold
     assert two.workers[0].admin("unload_lora", lora_name="solo").status_code == 200
 
 
-def test_adapter_is_listed_under_its_name(two: Stack, folder: Path) -> None:
-    worker = two.workers[0]
-    for name in ("team/sql:v1.2", "_x"):
-        assert load(worker, name, folder).status_code == 200
-        until("the adapter", lambda name=name: name in two.models())  # type: ignore[misc]
-        answered_by(two, name)
-        assert httpx.delete(f"{worker.system_url}/v1/loras/{name}", timeout=30).status_code == 200
-
-
 def test_longest_name_that_file_discovery_has_room_for_is_listed(two: Stack, folder: Path) -> None:
     """Its key is the name of a file, where each character but letters and digits takes three bytes."""
     worker, room = two.workers[0], addresses.adapter_room("dynamo.backend.generate")

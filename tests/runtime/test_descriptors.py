@@ -1,4 +1,4 @@
-"""A worker that may open few files, and more streams than it can hold."""
+"""Watches of the kernel that are used up, in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import pytest
 from harness.processes import COMMAND, free_port
 from harness.stack import environment
 from runtime.conftest import fake
-
-LIMIT, STREAMS = 256, 300
-"""The runtime has a few places where requests wait for others to end."""
 
 
 @pytest.mark.parametrize(("process", "left"), [("frontend", 8), ("worker", 3)])

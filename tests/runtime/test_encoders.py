@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from tiny_models.vision import make_tiny_vision_model
 
 from cpu.vision import chat, image, picture
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, Worker
 from harness.waiting import until
 from runtime.conftest import StartFake
 
@@ -19,15 +18,6 @@ pytestmark = pytest.mark.more
 
 TAKES = {"media": {"image": 2}}
 LOST = "dynamo_component_encodings_lost_total"
-LOADING_SECONDS, ENCODER_SECONDS = 5.0, 4.5
-
-
-@pytest.fixture
-def deployment(tmp_path: Path) -> Iterator[Stack]:
-    """Its frontend leaves addresses to the workers."""
-    with stack(tmp_path) as made:
-        made.start_frontend(env={"DYN_MM_ALLOW_INTERNAL": "1"})
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ def for_others(serving: Serving) -> set[int]:
 
 
 def test_only_the_http_port_does_where_it_is_asked_to(model: Path, tmp_path: Path) -> None:
-    """Two workers with two ranks each; test_serve.py looks at workers of all roles."""
+    """Two workers with two ranks each; test_serve.py looks at prefill and decode."""
     words = ("--engine", "fake", "--fake-engine", '{"ranks": 2}', "--workers", "2", "--host", "0.0.0.0")
     with served(tmp_path, "--model", str(model), *words, "--open") as serving:
         until("the rest on loopback", lambda: for_others(serving) == {serving.stack.port})

@@ -80,9 +80,7 @@ def test_combination_answers_streams_cancels_and_is_shown(
     [
         ("worker", "etcd"),
         ("status", "etcd"),
-        pytest.param("serve", "etcd", marks=pytest.mark.long),
         pytest.param("frontend", "nats", marks=pytest.mark.long),
-        pytest.param("status", "nats", marks=pytest.mark.long),
     ],
 )
 def test_server_that_is_away_is_told_at_once_with_the_fix(
@@ -96,7 +94,6 @@ def test_server_that_is_away_is_told_at_once_with_the_fix(
     words = {
         "worker": ["worker", "--model", str(model), "--engine", "fake"],
         "frontend": ["frontend", "--port", str(free_port())],
-        "serve": ["serve", str(model), "--engine", "fake", "--port", str(free_port())],
         "status": ["status", f"http://{away}", "--file-kv", str(tmp_path)],
     }
     env = Stack(tmp_path).environment(XDG_CACHE_HOME=str(tmp_path))

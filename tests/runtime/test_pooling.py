@@ -1,4 +1,4 @@
-"""Pooling workers in the real runtime: every path of the frontend, several workers, their life."""
+"""Pooling workers in the real runtime: every path of the frontend, and several workers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import base64
 import struct
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cohere
@@ -43,13 +42,9 @@ def command(running: Serving, *words: str) -> subprocess.CompletedProcess[str]:
     return commands.run(own_environment(running.output.parent), *words, seconds=120)
 
 
-def reply_to(running: Serving, path: str, **body: Any) -> httpx.Response:
-    headers = {"authorization": "Bearer anything"}
-    return httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=30)
-
-
 def post(running: Serving, path: str, **body: Any) -> Any:
-    reply = reply_to(running, path, **body)
+    headers = {"authorization": "Bearer anything"}
+    reply = httpx.post(f"{running.url}{path}", json=body, headers=headers, timeout=30)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -66,14 +61,6 @@ def test_every_model_says_what_it_is_for(running: Serving) -> None:
     assert {one["id"]: one["kind"] for one in listed} == kinds
 
 
-def test_apis_of_the_frontend_go_on_as_before(running: Serving) -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    reply = post(running, "/v1/chat/completions", model="chat", messages=messages, max_tokens=3)
-    assert reply["choices"][0]["message"]["content"]
-    for path in ("/metrics", "/instances", "/health"):
-        assert httpx.get(running.url + path, timeout=30).status_code == 200
-
-
 # --- what client libraries send ---------------------------------------------------------------------------
 
 
@@ -86,12 +73,6 @@ def test_openai_and_langchain_and_llamaindex_ask_for_base64(running: Serving, gi
     for packed, plain in zip(found, as_floats, strict=True):
         numbers = struct.unpack(f"<{NUMBERS}f", base64.b64decode(packed["embedding"]))
         assert numbers == pytest.approx(plain["embedding"])
-
-
-def test_langchain_asks_with_tokens_of_another_model_by_default(running: Serving) -> None:
-    """Without check_embedding_ctx_length=False it sends ids of OpenAI's vocabulary."""
-    reply = reply_to(running, "/v1/embeddings", model="vectors", input=[[15339, 1917]])
-    assert reply.status_code == 400 and "is not in the vocabulary" in reply.text
 
 
 def test_openai_library_gets_shorter_vectors(client: openai.OpenAI) -> None:
@@ -158,25 +139,3 @@ def test_commands_of_this_machine_find_the_gateway(running: Serving) -> None:
 def test_check_proves_models_that_do_not_generate(running: Serving, name: str, words: str) -> None:
     found = command(running, "check", "--live", running.url, "--model", name)
     assert found.returncode == 0 and words in found.stdout, found.stdout
-
-
-@pytest.mark.more
-def test_gateway_can_be_left_out(tmp_path: Path) -> None:
-    file = groups(tmp_path, "vectors", "ranker")
-    with served(tmp_path, "--config", str(file), "--no-gateway") as made:
-        assert "envoy: " not in made.process.written()
-        ranked = post(made, "/v1/rerank", model="ranker", query="abc", documents=["xyz", "abc"])
-        assert [one["index"] for one in ranked] == [1, 0]  # the frontend's own shape
-        found = command(made, "check", "--live", made.url, "--model", "ranker")
-        assert "a ranking from /v1/rerank" in found.stdout
-        assert made.stop() == []
-
-
-@pytest.mark.more
-def test_without_envoy_everything_else_is_served(tmp_path: Path) -> None:
-    file = groups(tmp_path, "vectors", "ranker")
-    env = {**own_environment(tmp_path), "DYN_VLLM_ENVOY": "/no/such/envoy"}
-    with served(tmp_path, "--config", str(file), env=env) as made:
-        (line,) = [line for line in made.process.written().splitlines() if "need the gateway" in line]
-        assert line.startswith("ranker: /v1/score")
-        assert post(made, "/v1/embeddings", model="vectors", input="a")["data"]

@@ -171,17 +171,6 @@ def fake(model: Path, **spec: float) -> tuple[str, ...]:
 # --- the start ------------------------------------------------------------------------------------------
 
 
-def test_without_a_model_a_demo_is_served(start: Start) -> None:
-    """The ready line comes when a chat is answered."""
-    serve = start("--port", "0", "--engine", "fake", '--fake-engine={"vocab_size":2000}').wait_ready()
-    assert serve.out.endswith("model=demo-chat workers=1\n")
-    body = {"model": "demo-chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-    reply = httpx.post(f"{serve.url}/chat/completions", json=body, timeout=30)
-    assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 3)
-    assert "worker-1: loading" in serve.err
-    until("what to try", lambda: "try: dynamo-vllm chat http://127.0.0.1:" in serve.err)
-
-
 def test_two_models_are_served_whichever_comes_first(start: Start, model: Path, tmp_path: Path) -> None:
     """The runtime lets one endpoint have one model; when two come at once it does not notice."""
     file = tmp_path / "serve.yaml"

@@ -31,10 +31,6 @@ class Traced:
         body = {"model": "tiny", "prompt": [prompt] * 20, "max_tokens": max_tokens}
         return self.deployment.post("/v1/completions", body, headers=headers)
 
-    def traces(self) -> set[str]:
-        """Of requests whose decode span has come."""
-        return {span.trace for span in self.at.spans() if (span.service, span.name) == (DECODE, WORKER)}
-
 
 @pytest.fixture(
     scope="module",

@@ -1,4 +1,4 @@
-"""The page of outcomes: rows of what ran stand in the place of older ones, of attacks and of faults."""
+"""Harm that a fault does fails its run, and is counted all the same."""
 
 from __future__ import annotations
 

@@ -10,8 +10,6 @@ from generate.versions import Run
 
 from dynamo_vllm.engine.vllm.compat.versions import EVERYTHING, ON_GPU
 
-PAIRS = "prefill and decode apart"
-
 
 def run(day: int, *ran: str, failed: tuple[str, ...] = (), device: str = "CPU", vllm: str = "0.31.0") -> Run:
     return Run(vllm, "aarch64", device, ran, date(2026, 11, day), failed)
@@ -26,15 +24,6 @@ def test_every_part_that_is_warned_of_is_shown_by_something() -> None:
     assert [name for name in names if name in (*EVERYTHING, *ON_GPU)] == [*EVERYTHING, *ON_GPU]
     assert set(names) - {*EVERYTHING, *ON_GPU} == {versions.OMNI, versions.CONTRACT}
     assert all(versions._exists(file) for files in versions.SHOWN_BY.values() for file in files)
-
-
-def test_all_files_are_needed() -> None:
-    files = versions.SHOWN_BY[PAIRS]
-    assert versions.proven("0.31.0", PAIRS, [run(1, *files[1:])]) == {"CPU (aarch64)": "in part"}
-    assert versions.proven("0.31.0", PAIRS, [run(1, *files[1:]), run(2, files[0])]) == {
-        "CPU (aarch64)": "2026-11-02"
-    }
-    assert versions.proven("0.31.0", PAIRS, [run(1, "cpu", vllm="0.30.0")]) == {}
 
 
 def test_later_run_in_the_same_place_counts() -> None:

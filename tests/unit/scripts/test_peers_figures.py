@@ -1,10 +1,8 @@
-"""The comparison with peers: ratios, tables, markers, and what is sent to whom."""
+"""The comparison with peers: ratios, spreads, and the same load for all."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from peers import figures, load, peers, settings
+from peers import figures, load, settings
 from peers.figures import MEASURES, Measure, Row, Spread
 
 TOKENS = MEASURES[0]
@@ -71,21 +69,3 @@ def test_every_peer_gets_the_same_load() -> None:
     assert words[1:] == load.words("http://b", stage, 5, None)[1:]
     assert "--requests" in words and "--seconds" not in words
     assert "--seconds" in load.words("http://a", settings.Stage(8, 64, seconds=3), 5, 4)
-
-
-def a_place(tmp_path: Path) -> peers.Place:
-    setting = settings.Setting("cpu", tmp_path / "tiny", settings.CPU_FLAGS, (), "")
-    return peers.Place("/usr/bin/python", setting, tmp_path, 8000)
-
-
-def test_every_vllm_gets_all_engine_flags_and_no_folder_of_this_machine_is_shown(tmp_path: Path) -> None:
-    place = a_place(tmp_path)
-    flags = list(place.engine_flags)
-    for name, peer in peers.PEERS.items():
-        shown = [peers.show(part) for part in peer.parts(place)]
-        assert not any("/usr" in command or str(tmp_path) in command for command in shown)
-        if name != "sglang":
-            engine = peer.parts(place)[-1]
-            at = engine.command.index(flags[0])
-            assert list(engine.command[at : at + len(flags)]) == flags
-            assert ("VLLM_PLUGINS" in engine.variables) == (not name.startswith("ours"))

@@ -88,34 +88,6 @@ def test_one_tier_has_what_all_tiers_leave_to_ci(
     assert [arguments[-2:] for arguments in called] == [["-m", marks]]
 
 
-@pytest.mark.parametrize(
-    ("names", "started"),
-    [([], []), (["cpu"], []), (["contract"], ["contract"])],
-    ids=["all", "cpu", "contract"],
-)
-def test_tier_with_deployments_does_not_start_on_a_machine_that_has_too_little(
-    tiers: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    names: list[str],
-    started: list[str],
-) -> None:
-    def refuse() -> list[str]:
-        raise machine.TooFew("a remedy")
-
-    tiers_run: list[str] = []
-
-    def run_tier(tier: str, *_: object) -> tuple[str, float, str]:
-        tiers_run.append(tier)
-        return tier, 0.0, "passed"
-
-    monkeypatch.setattr(machine, "warnings", refuse)
-    monkeypatch.setattr(tiers, "run_tier", run_tier)
-    assert tiers.main(names) == (0 if started else 2)
-    assert tiers_run == started
-    assert ("error: a remedy" in capsys.readouterr().err) == (not started)
-
-
 @pytest.fixture
 def ini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments for a pytest without what this project sets."""

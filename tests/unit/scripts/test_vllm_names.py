@@ -66,17 +66,6 @@ def test_what_is_missing_is_named_with_its_new_place(release: Release) -> None:
     assert release.version() == "9.1.0"
 
 
-def test_method_with_other_parameters_is_named(release: Release) -> None:
-    """Ours gives `sleep` both, and `abort` an id and whether it is internal."""
-    assert vllm_names.judge(Use("vllm.engine.Engine.sleep", "described", "Llm"), release).state is State.THERE
-    other = vllm_names.judge(Use("vllm.engine.Engine.sleep", "described", "Missing"), release)
-    assert other.state is State.THERE, "a class that we do not describe is not compared"
-    (ours,) = (use for use in vllm_names.uses() if use.name.endswith("AsyncLLM.pause_generation"))
-    found = release.lookup("vllm.engine.Engine.sleep")
-    assert found is not None
-    assert vllm_names.refused(ours, found) == "takes no clear_cache; needs level"
-
-
 def test_release_that_lacks_names_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert vllm_names.main([str(write(tmp_path))]) == 1
     assert "vLLM 9.1.0: " in capsys.readouterr().out
