@@ -154,3 +154,32 @@ def test_a_pipeline_of_models_names_its_parts(tmp_path: Path, capsys: Captured) 
     (tmp_path / "model_index.json").write_text("{}")
     assert main.run(["size", str(tmp_path)]) == 2
     assert "is a pipeline of several models; give one part of it" in capsys.readouterr().err
+
+
+def test_json_has_the_numbers(capsys: Captured) -> None:
+    found = json.loads(said(capsys, str(R1), "--gpus", "16xH200", "--max-model-len", "16384", "--json"))
+    assert found["parameters"] == 671_026_419_200
+    assert found["cache_bytes_per_token"] == 70_272
+    assert found["fits"]
+    first = found["layouts"][0]
+    assert first["layout"] == {"tp": 1, "pp": 1, "dp": 8, "ep": True, "nodes": 1, "gpus": 8}
+    assert first["flags"] == [
+        "--data-parallel-size",
+        "8",
+        "--enable-expert-parallel",
+        "--max-model-len",
+        "16384",
+    ]
+    one = json.loads(said(capsys, str(R1), "--gpus", "8xH200", "--dp", "8", "--ep", "--json"))
+    assert (
+        one["layout"]["room"] == one["layout"]["total"] - one["layout"]["weights"] - one["layout"]["reserve"]
+    )
+
+
+def test_one_request_of_an_average_length_counts_windows_only_where_the_engine_does(
+    capsys: Captured,
+) -> None:
+    argv = [str(RECIPES / "gpt-oss" / "20b"), "--gpus", "H100", "--tp", "1", "--json"]
+    hybrid = json.loads(said(capsys, *argv))["layout"]
+    whole = json.loads(said(capsys, *argv, "--no-hybrid-cache"))["layout"]
+    assert hybrid["requests_of_max_len"] > 1.7 * whole["requests_of_max_len"]

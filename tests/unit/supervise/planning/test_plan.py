@@ -143,22 +143,16 @@ PORTS = f"{PAIR} --side-channel-port 5600"
         ("m --model n", "given twice"),
         ("--omni m --model n", "given twice, m and"),
         ("--port 80 m", "'m' is not a flag"),
-        ("m --workers 0", "--workers 0 must be 1 or more"),
         ("m --connector quux", "--connector 'quux' is unknown"),
         ("m --engine fake --enforce-eager", "is a flag of vLLM"),
         ("m --router best", "--router='best' is unknown"),
         ("m --config /no/such.yaml", "cannot be read"),
-        (f"{TIERS} --kv-offload-gb 0", "--kv-offload-gb 0 is not a size"),
-        ("m --engine fake --kv-offload-disk /kv", "--kv-offload-disk /kv is not PATH:GB"),
         (f"{TIERS} --connector none", "no worker keeps KV caches"),
         (f"{TIERS} --disaggregation-mode pooling", "no worker keeps KV caches"),
         (f"{PAIR} --component c", "workers of m would both be at dynamo.c.generate; leave --component"),
         (f"{PAIR} --endpoint dyn://dynamo.b.c", "would both be at dynamo.b.c"),
-        (f"{PAIR} --connector none", "add --connector nixl"),
         (f"{PAIR} --is-prefill-worker", "the role of each worker; leave --is-prefill-worker out"),
         (f"{PAIR} --enable-multimodal --multimodal-decode-worker", "leave --multimodal-decode-worker out"),
-        (f"{PAIR} --use-vllm-tokenizer", "--use-vllm-tokenizer cannot be combined with"),
-        ("m --encode 0", "--encode 0 must be 1 or more"),
         (f"{ENCODE} --disaggregation-mode agg", "--encode 1 already sets the role of each worker"),
         (f"{ENCODE} --multimodal-encode-worker", "leave --multimodal-encode-worker out"),
         (f"{ENCODE} --component c", "would both be at dynamo.c.generate"),
@@ -428,6 +422,14 @@ def test_worker_that_the_frontend_would_not_see_is_refused() -> None:
     assert "--namespace ours" in refusal(words)
     for seen in ("--namespace ours", "--namespace-prefix our"):
         assert len(made(f"{words} {seen}").workers) == 1
+
+
+@pytest.mark.parametrize("env", [{"DYN_COMPONENT": "mine"}, {"DYN_ENDPOINT": "dyn://dynamo.mine.generate"}])
+def test_two_models_at_an_address_the_user_named_are_refused(env: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"b and a would both be at dynamo\.mine\.generate; leave --component"
+    ):
+        addressed(of_model("a"), of_model("b"), env=env)
 
 
 def test_hub_ids_are_told_from_paths() -> None:
