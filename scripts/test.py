@@ -37,7 +37,7 @@ AT_ONCE = {"runtime": TWO, "cpu": TWO, "e2e": TWO, "bare": TWO, "deploy": ("-n",
 starts. The slowest file is first, so that none runs alone at the end."""
 DEPLOYING = {"runtime", "cpu", "e2e", "bare", "console"}
 """Tiers that start whole deployments, and so need much of the machine."""
-IN_PARTS = {"unit": 2, "contract": 1}
+IN_PARTS = {"unit": 2}
 """Tiers of thousands of short tests, of whose time pytest-xdist takes a quarter for itself: a few plain
 pytests run instead, each with files of its own. So many for each core, because tests wait, too."""
 MOST_PARTS = 8
