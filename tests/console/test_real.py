@@ -20,8 +20,6 @@ from harness.browser import (
     Opened,
     asked,
     choose,
-    fill_area,
-    open_tab,
     opening,
     serious,
     show,
@@ -107,14 +105,6 @@ def request_id(real: RealConsole) -> str:
     return found
 
 
-def test_page_asks_only_its_own_server_and_no_more_than_it_must(opened: Open, real: RealConsole) -> None:
-    one = opened()
-    show(one, "")
-    assert [url for url in one.requests if not url.startswith((real.url, "data:", "about:"))] == []
-    policy = one.page.request.get(real.url).headers["content-security-policy"]
-    assert "'unsafe" not in policy and "default-src 'none'" in policy
-
-
 # --- asking models ---------------------------------------------------------------------------------------
 
 
@@ -147,29 +137,6 @@ def test_chat_ends_and_its_request_is_explained(opened: Open) -> None:
     assert page.locator(".timeline").inner_text().startswith("received")
     # The page may come before the frontend's record; it then waits for it.
     assert [error for error in one.errors if "404" not in error] == []
-
-
-def test_two_models_answer_side_by_side(opened: Open) -> None:
-    one = opened()
-    page = show(one, "playground")
-    choose(page, "Model", "tiny")
-    choose(page, "Beside it", MODEL)
-    assert page.locator(".talk h3").all_text_contents() == ["tiny", MODEL]
-    page.fill(".compose textarea", "hello")
-    page.click("button:text-is('Send')")
-    page.wait_for_function("() => document.querySelectorAll('.talk .timing a').length === 2")
-    assert (one.dialogs, one.errors) == ([], [])
-
-
-def test_completion_ends(opened: Open) -> None:
-    one = opened()
-    page = show(one, "playground")
-    open_tab(page, "Completion")
-    choose(page, "Model", "tiny")
-    fill_area(page, "Prompt", "one two")
-    page.click("button:text-is('Complete')")
-    page.wait_for_selector("text=ended: length")
-    assert one.errors == []
 
 
 def test_load_test_is_drawn_while_it_runs(opened: Open) -> None:
@@ -206,26 +173,6 @@ def test_overview_follows_the_load(opened: Open, real: RealConsole) -> None:
         return page.inner_text(stat).split()[0] not in ("0", "–")
 
     until("the rate of requests", is_shown)
-    assert one.errors == []
-
-
-def test_logs_are_filtered(opened: Open) -> None:
-    one = opened()
-    page = show(one, "logs/worker-1")
-    page.fill("label:text-is('Text') + input", "registering")
-    page.wait_for_function(
-        "() => { const lines = [...document.querySelectorAll('.log .line')];"
-        " return lines.length > 0 && lines.every((line) => line.innerText.includes('registering')); }"
-    )
-    page.fill("label:text-is('Text') + input", "no such line")
-    page.wait_for_selector("text=No line fits.")
-    page = show(one, "logs/worker-1")
-    choose(page, "Level", "error")
-    page.wait_for_function(
-        "() => { const lines = [...document.querySelectorAll('.log .line')];"
-        " if (lines.length === 0) return document.body.innerText.includes('No line fits.');"
-        " return lines.every((line) => !line.textContent.includes('INFO')); }"
-    )
     assert one.errors == []
 
 
@@ -322,22 +269,6 @@ def test_worker_sleeps_and_wakes(opened: Open, real: RealConsole) -> None:
     assert one.errors == []
 
 
-def test_caches_are_cleared_on_all_workers(opened: Open) -> None:
-    one = opened()
-    page = show(one, "operate")
-    assert act(page, verb("Clear prefixes")).count(": KV blocks cleared") == 3
-    assert act(page, verb("Reset caches")).count(": caches cleared") == 3
-    wait_for_done(page, ["reset_caches", "clear_kv_blocks"])
-    assert one.errors == []
-
-
-def test_what_a_worker_refuses_is_said(opened: Open) -> None:
-    one = opened()
-    page = show(one, "operate")
-    assert "this worker has no tiers of KV caches" in act(page, verb("Prove tiers"))
-    assert one.errors == []
-
-
 def test_process_is_restarted_drained_and_its_group_scaled(opened: Open, real: RealConsole) -> None:
     one = opened()
     page = show(one, "operate")
@@ -361,21 +292,6 @@ def test_process_is_restarted_drained_and_its_group_scaled(opened: Open, real: R
 
 
 # --- other consoles of the same deployment ---------------------------------------------------------------
-
-
-def test_read_only_console_only_shows(browser: Any, real: RealConsole, tmp_path: Path) -> None:
-    with real.another(tmp_path, "--console-read-only") as url, opening(browser, url) as new:
-        one = new()
-        page = one.go("operate")
-        page.wait_for_selector("text=This console is read only")
-        assert page.locator("main button").count() == 0
-        page = one.go("bench")
-        page.wait_for_selector("text=This console is read only")
-        assert page.locator("button:text-is('Start')").count() == 0
-        page = show(one, "playground")
-        choose(page, "Model", "tiny")
-        asked(page, "hello")
-        assert one.errors == []
 
 
 def test_login_with_the_admin_token(browser: Any, real: RealConsole, tmp_path: Path) -> None:

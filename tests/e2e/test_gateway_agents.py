@@ -59,16 +59,6 @@ def test_thoughts_are_a_block_before_the_text(of_anthropic: anthropic.Anthropic)
     assert said.type == "text" and said.text == "17 + 25 = 42"
 
 
-def test_streamed_thoughts_and_text_are_blocks_of_their_own(of_anthropic: anthropic.Anthropic) -> None:
-    seen = list(of_anthropic.messages.create(**asked(SUM), stream=True))
-    opened = [event.content_block.type for event in seen if event.type == "content_block_start"]
-    deltas = [(event.index, event.delta.type) for event in seen if event.type == "content_block_delta"]
-    assert opened == ["thinking", "text"]
-    assert set(deltas) == {(0, "thinking_delta"), (0, "signature_delta"), (1, "text_delta")}
-    numbers = [number for number, _ in deltas]
-    assert numbers == sorted(numbers), "one block ends before the next begins"
-
-
 def test_tool_is_called_and_its_result_is_used(of_anthropic: anthropic.Anthropic) -> None:
     found = of_anthropic.messages.create(**asked(WEATHER, tools=[TOOL]))
     assert (calls(found), found.stop_reason) == ([("get_weather", {"city": "Zurich"})], "tool_use")
@@ -132,33 +122,3 @@ def test_openai_call_that_the_client_insists_on_is_made(of_openai: openai.OpenAI
 
 
 # --- Responses, which the frontend has on its own port ---
-
-
-def test_responses_call_a_tool_and_use_its_result(served: Gateway) -> None:
-    tools: Any = [{"type": "function", **FUNCTION, "strict": False}]
-    with served.openai(base_url=f"{served.frontend_url}/v1") as client:
-        create: Any = client.responses.create
-        common = {
-            "model": "demo-chat",
-            "tools": tools,
-            "temperature": 0,
-            "max_output_tokens": 150,
-            "store": False,
-        }
-        (call,) = create(**common, input=WEATHER).output
-        assert (call.type, json.loads(call.arguments)) == ("function_call", {"city": "Zurich"})
-        history = [
-            {"role": "user", "content": WEATHER},
-            call.model_dump(include={"type", "name", "arguments", "call_id"}),
-            {
-                "type": "function_call_output",
-                "call_id": call.call_id,
-                "output": '{"sky": "rain", "degrees": 7}',
-            },
-        ]
-        said = create(**common, input=history).output_text
-        assert "Zurich" in said and "7" in said
-        with client.responses.stream(**common, input=WEATHER) as stream:
-            kinds = [event.type for event in stream]
-    assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    assert "response.function_call_arguments.done" in kinds

@@ -1,7 +1,7 @@
 """A worker for speech without a model: `python -m harness.transcriber NAME FILE`.
 
 It says what it got as text. `FILE` gets a line for each request that has begun or ended. A request whose
-prompt is "wait" is answered in part and then waits until it is stopped; "refuse" and "die" do so.
+prompt is "wait" is answered in part and then waits until it is stopped; "refuse" does so.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ async def serve(name: str, log: Path) -> None:
         note(f"begun {prompt} {context.metadata.get('gateway')}")
         if prompt == "refuse":
             raise InvalidArgument("file: this is no sound")
-        if prompt == "die":
-            os._exit(9)
         size = len(base64.b64decode(request["file"]))
         fields = {k: v for k, v in request.items() if k != "file"}
         yield {"text": f"{size} bytes"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -142,16 +140,6 @@ def test_load_test_runs_and_is_counted(console: Console) -> None:
         "percentiles of its answers",
         lambda: any(value for value in console.get("/api/history")["series"]["ttft_ms"]["p50"]),
     )
-
-
-def test_killed_worker_is_a_problem_and_comes_back(console: Console) -> None:
-    victim = console.workers()[0]
-    os.kill(victim["pid"], signal.SIGKILL)
-    until(
-        "the problem",
-        lambda: any(one["worker"] == victim["id"] for one in console.overview()["problems"]),
-    )
-    until("another worker in its place", lambda: len(console.workers()) == 2)
 
 
 def test_killed_console_comes_back_and_nothing_else_notices(console: Console) -> None:

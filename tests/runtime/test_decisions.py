@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from harness import decisions
 from harness.decisions import Answer, Follower
 from harness.otlp import receiver
 from harness.planes import planes
-from harness.stack import Stack, Worker, stack
+from harness.stack import Stack, stack
 from harness.waiting import until
 from runtime.conftest import another_frontend, fake
 
@@ -136,18 +134,6 @@ def test_decisions_are_exact_with_bookings(followed: tuple[Stack, Follower]) -> 
     assert sum(one["decisions"][0]["exact"] for one in told.values()) > REQUESTS / 2
 
 
-@pytest.mark.parametrize("followed", [(SYNC, "--router-queue-seconds", "0.02")], indirect=True, ids=["queue"])
-def test_requests_that_waited_in_the_queue(followed: tuple[Stack, Follower]) -> None:
-    made, follower = followed
-    answers = decisions.ask_all(made, decisions.prompts(REQUESTS, BLOCK, shared(70)), 32)
-    told = decisions.details(follower, answers)
-    assert_chosen(answers, told)
-    differ, _ = costs_that_differ(answers, told, made.folder / "frontend.log")
-    assert len(differ) <= REQUESTS / 5, differ
-    waits = [part["to_ms"] for one in told.values() for part in one["timeline"] if part["what"] == "queued"]
-    assert max(waits) > 20, "the queue was used"
-
-
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
 def test_prefill_and_decode(pairs: Stack, flags: tuple[str, ...]) -> None:
     url, count = decisions.trace_url(), REQUESTS // 2
@@ -170,72 +156,6 @@ def test_prefill_and_decode(pairs: Stack, flags: tuple[str, ...]) -> None:
         differ, wrong = costs_that_differ(answers, told, pairs.folder / "frontend.log", number, kind)
         assert wrong == []
         assert len(differ) <= (count / 10 if flags else count / 4), differ
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
-def test_request_that_moves(tmp_path: Path, model: Path, flags: tuple[str, ...]) -> None:
-    """The record names the worker that died. Bookings have the one that answered; else it is not known."""
-    url = decisions.trace_url()
-    with stack(tmp_path) as made:
-        made.start_frontend("--request-trace-url", url, *flags, env=decisions.SELECTED)
-        for _ in range(2):
-            start(made, model, [{"count": 64}], token_ms=30)
-        made.wait_ready()
-        names = {int(one["instance_id"]) for one in made.instances()}
-        with decisions.follower(made, url) as follower, ThreadPoolExecutor(1) as pool:
-            until("both caches are known", lambda: follower.is_sure(2))
-            asked = pool.submit(decisions.ask, made, [20] * 100, 100)
-            (worker,) = until("the request at a worker", lambda: busy(made))
-            worker.signal(signal.SIGKILL)
-            answer = asked.result(60)
-            row = decisions.details(follower, [answer])[answer.id]
-    moved = [part for part in row["timeline"] if part["what"] == "migrated"]
-    assert len(moved) == 1
-    dead = short_name(answer.worker)
-    if flags:
-        (other,) = {short_name(one) for one in names} - {dead}
-        assert [decisions.chosen(one)["worker"] for one in row["decisions"]] == [dead, other]
-        assert (row["request"]["worker"], moved[0]["worker"]) == (other, other)
-    else:
-        assert (row["request"]["worker"], moved[0]["worker"]) == (dead, None)
-
-
-def busy(made: Stack) -> list[Worker]:
-    """The workers that have a request."""
-    return [worker for worker in made.workers if worker.metric("dynamo_component_requests_in_flight")]
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["records", "bookings"])
-def test_two_frontends(three: Stack, flags: tuple[str, ...]) -> None:
-    """Each request is listed once, with what its own frontend knew when it chose."""
-    url = decisions.trace_url()
-    words = ("--request-trace-url", url, *flags)
-    with (
-        another_frontend(three, *words, **decisions.SELECTED) as made,
-        another_frontend(three, *words, name="frontend2", **decisions.SELECTED) as second,
-    ):
-        rows: list[dict[str, Any]] = []
-
-        def note(new: Sequence[Callable[[], dict[str, Any] | None]]) -> None:
-            rows.extend(row for make in new if (row := make()) is not None)
-
-        with decisions.follower(made, url, on_rows=note) as follower, ThreadPoolExecutor(2) as pool:
-            until("all caches are known", lambda: follower.is_sure(3))
-            asked = decisions.prompts(REQUESTS, BLOCK, shared(70))
-            halves = zip((made, second), (asked[::2], asked[1::2]), strict=True)
-            both = list(pool.map(lambda half: decisions.ask_all(half[0], half[1], 3), halves))
-            told = decisions.details(follower, [*both[0], *both[1]])
-            alone = decisions.ask(second, sequence(CachedBlocks(count=1), 1, 8 * BLOCK), 2)
-            (last,) = decisions.details(follower, [alone])[alone.id]["decisions"]
-    assert decisions.chosen(last)["worker"] == short_name(alone.worker)
-    rows = [row for row in rows if row["id"] != alone.id]
-    assert_chosen([*both[0], *both[1]], told)
-    assert sorted(row["id"] for row in rows) == sorted(told)
-    for answers, log in zip(both, ("frontend", "frontend2"), strict=True):
-        _, wrong = costs_that_differ(answers, told, three.folder / f"{log}.log")
-        assert wrong == []
 
 
 @pytest.mark.more

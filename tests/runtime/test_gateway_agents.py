@@ -87,19 +87,6 @@ def assert_complete(path: str, found: list[tuple[str, Any]]) -> None:
     assert last["delta"]["stop_reason"] and last["usage"]["output_tokens"] > 0
 
 
-def test_key_may_be_in_either_header(served: Gateway) -> None:
-    body = agents.messages()
-    for headers in ({"x-api-key": served.key}, {"authorization": f"Bearer {served.key}"}):
-        with served.client(key="") as client:
-            assert client.post(f"{MESSAGES}?beta=true", json=body, headers=headers).status_code == 200
-
-
-def test_header_with_an_underscore_is_dropped(served: Gateway) -> None:
-    """Agents send session_id; one that looks like a header of ours must not reach the frontend."""
-    said = {"session_id": "0199a213", "x_dynamo_worker_instance_id": "1"}
-    assert served.http.post(MESSAGES, json=agents.messages(), headers=said).status_code == 200
-
-
 def test_line_about_the_client_does_not_change_the_prompt(served: Gateway) -> None:
     """A coding agent begins its system prompt with it, in each session another; no prefix would match."""
     used = []
@@ -138,7 +125,7 @@ def test_unknown_fields_are_dropped_and_quiet_streams_kept_alive_on_request(tmp_
     words = ("--ignore-unknown-fields", "--keep-alive-ms", "50", "--error-wait-ms", "0")
     with fake_gateway(tmp_path, *words, prefill_ms=500) as served:
         unknown = [request for request in agents.chat_requests() if request.says == agents.UNKNOWN]
-        assert len(unknown) > 4
+        assert len(unknown) > 1
         for request in unknown:
             assert send(served, request).status_code == 200, request.name
         for path in (MESSAGES, CHAT):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from openai.types import Batch
 
 from dynamo_vllm.gateway.apis.transcription import FILE_BYTES
-from dynamo_vllm.gateway.store.keys import Limits, Scopes
+from dynamo_vllm.gateway.store.keys import Scopes
 from harness import processes
 from harness.controlled import HOSTS
 from harness.fuzz_bodies import OF_WORKERS
@@ -334,16 +334,13 @@ def sound(size: int = 100) -> tuple[str, io.BytesIO]:
     return "speech.wav", io.BytesIO(b"a" * size)
 
 
-def test_transcript_has_every_format(client: openai.OpenAI) -> None:
+def test_transcript_has_the_format_that_was_named(client: openai.OpenAI) -> None:
     create = client.audio.transcriptions.create
     plain = create(model="whisper", file=sound())
     assert plain.text == "100 bytes one two"
     assert plain.usage is not None and plain.usage.type == "tokens" and plain.usage.total_tokens == 6
-    assert create(model="whisper", file=sound(), response_format="text") == "100 bytes one two\n"
-    assert "00:00:01,500 --> 00:00:02,500\ntwo" in create(
-        model="whisper", file=sound(), response_format="srt"
-    )
-    assert create(model="whisper", file=sound(), response_format="vtt").startswith("WEBVTT\n\n00:00:00.000")
+    subtitles = create(model="whisper", file=sound(), response_format="srt")
+    assert "00:00:01,500 --> 00:00:02,500\ntwo" in subtitles
     verbose = create(
         model="whisper",
         file=sound(),
@@ -409,24 +406,6 @@ def test_bad_upload_is_refused_with_its_field(
     assert (found.status_code, error(found)["param"]) == (status, parameter), found.text
 
 
-def test_what_is_no_form_is_refused(gate: Running, speech: Path) -> None:
-    assert gate.ask(path="/v1/audio/transcriptions", model="whisper").status_code == 415
-    headers = {"content-type": "multipart/form-data; boundary=x", "x-api-key": FIXED}
-    url = f"{gate.url}/v1/audio/transcriptions"
-    assert gate.client.post(url, content=b"nonsense", headers=headers).status_code == 400
-    form = {"model": (None, "whisper")}
-    assert gate.client.post(url, files=form, headers={"x-api-key": FIXED}).status_code == 400
-
-
-def test_model_and_limits_of_a_key_hold_for_uploads(gate: Running, speech: Path) -> None:
-    other = gate.secret("other", scopes=Scopes(models=("tiny",)))
-    few = gate.secret("few", limits=Limits(requests_per_minute=1))
-    refused = upload(gate, other)
-    assert (refused.status_code, error(refused)["code"]) == (403, "model_not_allowed")
-    assert upload(gate, few).headers["x-ratelimit-limit-requests"] == "1"
-    assert upload(gate, few).status_code == 429
-
-
 def test_worker_for_speech_knows_who_pays(gate: Running, speech: Path) -> None:
     request_id = upload(gate, prompt="paid").headers["x-request-id"]
     assert f"begun paid {request_id} flag-" in noted(speech)
@@ -439,10 +418,3 @@ def test_speech_that_a_client_left_ends(gate: Running, speech: Path, stream: str
     has_begun = lambda: noted(speech).count("begun wait") == begun + 1  # noqa: E731
     asyncio.run(leave(gate, has_begun, "/v1/audio/transcriptions", **sent))
     until("it has stopped", lambda: noted(speech).count("stopped") == stopped + 1)
-
-
-def test_worker_that_dies_over_a_file_is_an_error(gate: Running, running: Stack, speech: Path) -> None:
-    with transcriber(running, "mortal"):
-        until("it is known", lambda: "mortal" in names(gate))
-        found = upload(gate, model="mortal", prompt="die")
-        assert found.status_code == 503, found.text

@@ -252,19 +252,6 @@ def shown(name: str, role: str, model: str = "tiny") -> dict[str, Any]:
     return {"id": name, "role": role, "models": [model], **speeds}
 
 
-def test_edges_follow_the_roles() -> None:
-    pair = [shown("p", "prefill"), shown("d", "decode")]
-    workers = [*pair, shown("x", "decode", "other"), shown("e", "encode")]
-    found = overview.edges([FrontendState("frontend", "u")], workers)
-    assert {(one["from"], one["to"], one["kind"]) for one in found} == {
-        ("frontend", "p", "requests"),
-        ("frontend", "d", "requests"),
-        ("frontend", "x", "requests"),
-        ("p", "d", "kv"),
-        ("e", "p", "encoded"),
-    }
-
-
 def test_prefill_workers_get_and_give_tokens_of_prompts() -> None:
     workers = [shown("p", "prefill"), shown("d1", "decode"), shown("d2", "decode"), shown("e", "encode")]
     found = overview.edges([FrontendState("frontend", "u")], workers)

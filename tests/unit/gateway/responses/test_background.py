@@ -112,19 +112,6 @@ async def until_refused(gate: LimitedGate, key_id: str) -> None:
     await until_async(f"a refusal of {key_id}", lambda: gate.refused[key_id])
 
 
-async def test_key_with_one_request_at_a_time_runs_one_response_at_a_time(
-    gateway: App, gate: LimitedGate, engine: Engine
-) -> None:
-    gate.concurrent["key-a"] = 1
-    names = [await gateway.queue("same") for _ in range(3)]
-    await until_refused(gate, "key-a")
-    engine.open("same")
-    for name in names:
-        await gateway.until(name, "completed")
-    assert engine.most == 1
-    assert gate.running == {}
-
-
 async def test_response_of_a_few_tokens_passes_many_long_ones_of_another_tenant(tmp_path: Path) -> None:
     async with app(tmp_path, background_concurrency=8) as gateway:
         engine = Engine(gateway.frontend)
