@@ -33,10 +33,7 @@ Open = Callable[..., Opened]
 MARKUP = "<img/src=x/onerror=alert(1)>"
 MODEL = f'"><script>alert(2)</script>{MARKUP}\u202eledom\u202c' + "m" * 40
 """The name of a model; the runtime's files cannot have names of 300 characters."""
-REFUSED = ("<img src=x onerror=alert(3)>", '"><script>alert(4)</script>', "\u202eretpada\u202c", "a" * 300)
-"""Names of adapters that no worker takes."""
 ADAPTER = "onerror=alert(5)".translate(str.maketrans("=()", "-._")) + "/" + "a" * 180
-TOKEN = "t0ken-of-this-test"
 
 
 @pytest.fixture(scope="module")
@@ -106,19 +103,6 @@ def request_id(real: RealConsole) -> str:
 
 
 # --- asking models ---------------------------------------------------------------------------------------
-
-
-def test_chat_streams_until_it_is_stopped(opened: Open) -> None:
-    one = opened()
-    page = show(one, "playground")
-    choose(page, "Model", "tiny")
-    page.fill("label:text-is('Most tokens') + input", "3500")
-    page.fill(".compose textarea", "one two three " * 20)
-    page.click("button:text-is('Send')")
-    page.wait_for_selector(".answer[aria-busy='true'] .text")  # some of the text, long before its end
-    page.click("button:text-is('Stop')")
-    page.wait_for_selector(".answer[aria-busy='false']:has-text('ended: stopped by you')")
-    assert one.errors == []
 
 
 def test_chat_ends_and_its_request_is_explained(opened: Open) -> None:
@@ -211,29 +195,6 @@ def load_adapter(page: Any, name: str, source: Path) -> str:
     return act(page, None)
 
 
-def test_names_that_try_to_be_markup_stay_text(opened: Open, real: RealConsole, adapter: Path) -> None:
-    """Also the names of adapters that workers refuse, in what they say of them."""
-    one = opened()
-    page = show(one, "operate")
-    for name in REFUSED:
-        said = load_adapter(page, name, adapter)
-        assert said.count("is not a valid name of an adapter") == 3, said
-    wait_for_done(page, ["load_lora"] * len(REFUSED))
-    assert all(name in page.inner_text(".done") for name in REFUSED[:2])
-    assert page.evaluate(MADE_OF_NAMES) == 0
-    for place in PAGES:
-        page = show(one, place)
-        if place in NAMED:
-            page.wait_for_function("text => document.body.textContent.includes(text)", arg=MODEL)
-        assert page.evaluate(MADE_OF_NAMES) == 0
-    assert (one.dialogs, one.errors) == ([], [])
-
-
-NAMED = ("", "playground", "requests", "bench")
-"""The pages that show names of models."""
-MADE_OF_NAMES = "document.querySelectorAll('img[onerror], #app script').length"
-
-
 def test_adapter_is_loaded_used_and_unloaded(opened: Open, real: RealConsole, adapter: Path) -> None:
     one = opened(360)
     page = show(one, "operate")
@@ -292,23 +253,3 @@ def test_process_is_restarted_drained_and_its_group_scaled(opened: Open, real: R
 
 
 # --- other consoles of the same deployment ---------------------------------------------------------------
-
-
-def test_login_with_the_admin_token(browser: Any, real: RealConsole, tmp_path: Path) -> None:
-    with real.another(tmp_path, "--admin-token", TOKEN) as url, opening(browser, url) as new:
-        one = new()
-        page = one.go("")
-        page.fill("input[type=password]", "wrong")
-        page.click("button:text-is('Log in')")
-        page.wait_for_selector("[role=alert], .notice.bad, .said.bad")
-        assert one.errors.pop().endswith("401 (Unauthorized)")
-        if AXE.is_file():
-            assert serious(page, AXE.read_text()) == []
-        page.fill("input[type=password]", TOKEN)
-        page.click("button:text-is('Log in')")
-        page.wait_for_selector(".topology svg")
-        assert TOKEN not in page.content()
-        page.click("button:text-is('Log out')")
-        page.wait_for_selector("input[type=password]")
-        assert page.request.get(f"{url}api/overview").status == 401
-        assert one.errors == []

@@ -55,11 +55,3 @@ def test_search_finds_the_page(running: Serving, question: str, page: str) -> No
         "chat": "demo-chat",
     }
     assert found["answer"] and found["answer_source"] == "training"
-
-
-def test_folder_is_searched_too(running: Serving, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("notes")
-    (folder / "a.md").write_text("# LoRA adapters\n\nAdapters load and unload at run time.\n")
-    (folder / "b.txt").write_text("Kubernetes manifests are written by the export command.\n")
-    found = search(running, "How do I export to Kubernetes?", "--folder", str(folder), "--top", "1")
-    assert [one["page"] for one in found["pages"]] == ["b.txt"]

@@ -23,8 +23,8 @@ from harness.served import Serving
 from harness.waiting import until
 
 if TYPE_CHECKING:
-    from anthropic import Anthropic, AsyncAnthropic
-    from openai import AsyncOpenAI, OpenAI
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 KEY = "sk-key-of-the-gateway-tests"
 FAKE = ("--engine", "fake")
@@ -132,20 +132,10 @@ class Gateway:
 
         return openai.OpenAI(**self._sdk(f"{self.url}/v1", key, more))
 
-    def async_openai(self, key: str | None = None, **more: Any) -> AsyncOpenAI:
-        import openai
-
-        return openai.AsyncOpenAI(**self._sdk(f"{self.url}/v1", key, more))
-
     def anthropic(self, key: str | None = None, **more: Any) -> Anthropic:
         import anthropic
 
         return anthropic.Anthropic(**self._sdk(self.url, key, more))
-
-    def async_anthropic(self, key: str | None = None, **more: Any) -> AsyncAnthropic:
-        import anthropic
-
-        return anthropic.AsyncAnthropic(**self._sdk(self.url, key, more))
 
     def _sdk(self, base_url: str, key: str | None, more: dict[str, Any]) -> dict[str, Any]:
         return {"base_url": base_url, "api_key": key or self.key, "max_retries": 0, "timeout": 60} | more

@@ -222,22 +222,6 @@ class TwoGateways:
         assert await one.remaining(key) == 85
         assert isinstance(await one.limiter.admit("r2", key, DEFAULT, 85, now=NOON), Admitted)
 
-    async def test_request_of_two_parts_ends_with_the_second(self, stores: tuple[Store, Store]) -> None:
-        one, other = stores
-        key = with_limits(tokens_per_minute=100)
-        await one.limiter.admit("r1", key, DEFAULT, 80, parts=2, now=NOON)
-        await one.ledger.settle([record(part="a")])
-        assert await one.remaining(key) == 20
-        await other.ledger.settle([record(part="b")])
-        assert await one.remaining(key) == 70
-
-    async def test_request_that_used_more_than_it_reserved_pays(self, stores: tuple[Store, Store]) -> None:
-        one, _ = stores
-        key = with_limits(tokens_per_minute=100)
-        await one.limiter.admit("r1", key, DEFAULT, 10, now=NOON)
-        await one.ledger.settle([record(prompt=30, completion=30)])
-        assert await one.remaining(key) == 40
-
     async def test_released_request_counts_as_request_only(self, stores: tuple[Store, Store]) -> None:
         one, other = stores
         key = with_limits(requests_per_minute=1, tokens_per_minute=100, tokens_per_day=100, concurrent=1)
@@ -261,21 +245,6 @@ class TwoGateways:
         assert await other.remaining(key) == 100
 
     # --- usage ---
-
-    async def test_record_counts_once(self, stores: tuple[Store, Store]) -> None:
-        one, other = stores
-        for store in (one, other, one):
-            await store.ledger.settle([record(cached_tokens=4), record(cached_tokens=4)])
-        assert used(one.database) == Sums(1, 10, 4, 5)
-
-    async def test_moved_request_counts_its_tokens_once(self, stores: tuple[Store, Store]) -> None:
-        one, other = stores
-        moved = record(prompt=10, completion=7, outcome="moved")
-        later = record(prompt=17, completion=3, cached_tokens=16)
-        await one.ledger.settle([later])
-        await other.ledger.settle([moved])
-        await one.ledger.settle([later])
-        assert used(one.database) == Sums(1, 10, 0, 10)
 
     async def test_usage_is_grouped(self, stores: tuple[Store, Store]) -> None:
         one, _ = stores

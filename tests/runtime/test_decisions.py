@@ -14,7 +14,6 @@ from dynamo_vllm.engine.fake.spec import CachedBlocks
 from harness import decisions
 from harness.decisions import Answer, Follower
 from harness.otlp import receiver
-from harness.planes import planes
 from harness.stack import Stack, stack
 from harness.waiting import until
 from runtime.conftest import another_frontend, fake
@@ -156,34 +155,6 @@ def test_prefill_and_decode(pairs: Stack, flags: tuple[str, ...]) -> None:
         differ, wrong = costs_that_differ(answers, told, pairs.folder / "frontend.log", number, kind)
         assert wrong == []
         assert len(differ) <= (count / 10 if flags else count / 4), differ
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("named", ["etcd,tcp,zmq", "file,tcp,nats", "etcd,nats,nats"])
-def test_other_planes(tmp_path: Path, model: Path, named: str, caplog: pytest.LogCaptureFixture) -> None:
-    """From etcd as from files. Events that go through NATS are not read, and the console says so."""
-    url = decisions.trace_url()
-    with planes(named, tmp_path) as servers, stack(tmp_path, **servers.env(tmp_path)) as made:
-        made.start_frontend("--request-trace-url", url, env=decisions.SELECTED)
-        start_three(made, model)
-        made.wait_ready()
-        with decisions.follower(made, url) as follower:
-            if named.endswith("nats"):
-                until("the reason", lambda: follower.ask(lambda one: one.problems()))
-            else:
-                until("all caches are known", lambda: follower.is_sure(3))
-            answers = decisions.ask_all(made, decisions.prompts(20, BLOCK, shared(70)), 2)
-            told = decisions.details(follower, answers)
-            notes = follower.ask(lambda one: one.requests())["notes"]
-    if not named.endswith("nats"):
-        assert_chosen(answers, told)
-        return
-    assert notes == ["KV events go through NATS, which the console does not read; use --event-plane zmq"]
-    for answer in answers:
-        row = told[answer.id]["request"]
-        assert (row["worker"], row["why"]) == (short_name(answer.worker), False)
-        assert told[answer.id]["decisions"] == []
-    assert caplog.records == []
 
 
 def test_frontend_keeps_the_operators_own_export(three: Stack, tmp_path: Path) -> None:

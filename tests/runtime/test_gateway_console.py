@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -202,20 +201,3 @@ def test_keys_are_created_limited_and_revoked_and_usage_is_shown(behind: Behind,
 
 
 # --- without it -------------------------------------------------------------------------------------------
-
-
-def test_by_default_it_is_only_on_loopback_and_its_token_logs_in(tmp_path: Path) -> None:
-    port, token = free_port(), "a-token-of-an-operator"
-    words = (*gateways.FAKE, "--console", "--console-port", str(port))
-    with gateways.gateway(tmp_path, *words, DYN_VLLM_ADMIN_TOKEN=token) as made:
-        until("the console's line", lambda: "console: http" in made.serving.process.written())
-        key = made.create_key("ops", "--admin")
-        with made.client(key=key) as client:
-            for path in ("/console", "/console/", "/console/api/settings"):
-                assert client.get(path).status_code == 404
-        local = Browser(f"http://127.0.0.1:{port}/", None)
-        with local.http:
-            assert local.login(key).status_code == 401
-            assert local.post("api/actions/keys_list", {}).status_code == 401
-            assert local.login(token).status_code == 200
-            assert local.act("keys_list")["keys"]

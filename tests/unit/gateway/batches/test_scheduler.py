@@ -85,15 +85,6 @@ async def scheduling(tools: Tools) -> AsyncIterator[Scheduler]:
     assert (tools.line_slots.total, tools.line_slots.waiting, tools.file_slots.total) == (0, 0, 0)
 
 
-async def test_tenant_at_its_limits_holds_up_nobody(bench: Bench) -> None:
-    gate = LimitedGate("a")
-    stuck = [bench.begin(20, "a") for _ in range(6)]
-    small = bench.begin(1, "b")
-    async with scheduling(tools_of(bench, Frontend(), gate, slots=1)):
-        await bench.until_ended(small)
-        assert [bench.state(batch).completed for batch in stuck] == [0] * 6
-
-
 async def test_batch_at_its_limits_asks_for_one_line_at_a_time_and_keeps_no_slot(bench: Bench) -> None:
     gate = LimitedGate("a")
     batch = bench.begin(20, "a")
@@ -142,20 +133,6 @@ async def test_line_that_waits_for_a_better_time_holds_no_slot(
         running.nudge()
         await bench.until_ended(small)
     assert tries == {"a": 2, "b": 5}  # no more lines of a batch have begun than it may have unanswered
-
-
-async def test_tenants_take_turns_for_slots(bench: Bench) -> None:
-    frontend = Frontend("a", "b")
-    tools = replace(tools_of(bench, frontend, OpenGate(), slots=4), concurrency=8)
-    bench.begin(30, "a")
-    async with scheduling(tools) as running:
-        await bench.until("all slots", lambda: frontend.open["a"] == 4)
-        small = bench.begin(3, "b")
-        running.nudge()
-        await bench.until("a line of each", lambda: tools.line_slots.waiting == 2)
-        frontend.go.set()
-        await bench.until_ended(small)
-        assert frontend.answered[:16].count("b") == 3
 
 
 async def test_many_batches_of_one_tenant_hide_no_other(bench: Bench) -> None:

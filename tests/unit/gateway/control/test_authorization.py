@@ -132,16 +132,9 @@ async def test_a_body_comes_with_a_post_alone(checks: Checks) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, {"max_tokens": 1, "max_output_tokens": 3000}),
-        (CHAT, {"max_tokens": 2000, "n": 8}),
-        (CHAT, {"max_tokens": 1e300}),
         (CHAT, {"max_tokens": -(10**12), "messages": [{"content": "x" * 999}]}),
-        ("/v1/messages", {"max_tokens": 3000, "max_output_tokens": 1}),
         (COMPLETIONS, {"prompt": ["x"] * 20, "max_tokens": 1000}),
-        (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": "7"}),
-        ("/v1/embeddings", {"input": "x" * 3000}),
         ("/v1/embeddings", {"messages": [{"content": "x" * 300_000}]}),
-        ("/v2/rerank", {"query": "x", "documents": ["y"] * 9}),
     ],
 )
 async def test_a_body_reserves_what_the_same_line_of_a_batch_does(

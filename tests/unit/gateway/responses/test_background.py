@@ -112,18 +112,6 @@ async def until_refused(gate: LimitedGate, key_id: str) -> None:
     await until_async(f"a refusal of {key_id}", lambda: gate.refused[key_id])
 
 
-async def test_response_of_a_few_tokens_passes_many_long_ones_of_another_tenant(tmp_path: Path) -> None:
-    async with app(tmp_path, background_concurrency=8) as gateway:
-        engine = Engine(gateway.frontend)
-        for _ in range(20):
-            await gateway.queue("long", "b")
-        engine.open("short")
-        name = await gateway.queue("short", "a")
-        await gateway.until(name, "completed")
-        assert set(engine.running) == {"long"}
-        engine.open("long")
-
-
 async def test_freed_slot_goes_to_the_tenant_with_fewest(tmp_path: Path) -> None:
     async with app(tmp_path, background_concurrency=2) as gateway:
         engine = Engine(gateway.frontend)

@@ -6,11 +6,9 @@ import asyncio
 import math
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from dynamo_vllm.gateway.database import Database
 from dynamo_vllm.gateway.store import seats
 from dynamo_vllm.gateway.store.buckets import DAY, Counter, Window, duration, obstacles, tighter
 from dynamo_vllm.gateway.store.holders import DEAD_SECONDS, Holders
@@ -300,26 +298,3 @@ async def test_seats_of_a_gateway_that_never_beat_come_back_too(store: Store) ->
         assert await watcher.beat() == []
     now[0] = DEAD_SECONDS
     assert await watcher.beat() == ["of an earlier version"]
-
-
-async def test_late_record_of_an_expired_request_is_paid(store: Store) -> None:
-    key = with_limits(tokens_per_minute=100)
-    await store.limiter.admit("r1", key, DEFAULT, 60, now=NOON)
-    await store.limiter.expire(NOON + 1, now=NOON)
-    await store.ledger.settle([record(prompt=10, completion=5)])
-    assert await store.remaining(key) == 85
-
-
-def test_exclusive_work_of_two_databases_is_not_mixed(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/gateway.db"
-    one, other = Database(url, ["CREATE TABLE IF NOT EXISTS n (n INTEGER)"]), Database(url)
-    one.run_now(lambda t: t.execute("INSERT INTO n VALUES (0)"))
-    for _ in range(10):
-        for database in (one, other):
-            database.run_now(
-                lambda t: t.execute("UPDATE n SET n = ?", (t.one("SELECT n FROM n") or (0,))[0] + 1),
-                exclusive=True,
-            )
-    assert other.run_now(lambda t: t.one("SELECT n FROM n")) == (20,)
-    one.close()
-    other.close()
