@@ -115,10 +115,4 @@ def test_openai_streams_two_calls(of_openai: openai.OpenAI) -> None:
     assert [json.loads(text)["city"] for text in arguments.values()] == ["Zurich", "Paris"]
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_openai_call_that_the_client_insists_on_is_made(of_openai: openai.OpenAI, choice: Any) -> None:
-    for call in chat(of_openai, "Good morning!", tool_choice=choice).choices[0].message.tool_calls:
-        assert call.function.name == "get_weather" and "city" in json.loads(call.function.arguments)
-
-
 # --- Responses, which the frontend has on its own port ---

@@ -103,7 +103,7 @@ class Follower:
 
 
 @contextlib.contextmanager
-def follower(made: Stack, trace_url: str | None = None, **more: Any) -> Iterator[Follower]:
+def follower(made: Stack, trace_url: str | None = None) -> Iterator[Follower]:
     """`trace_url` is what the frontend was started with."""
     env = made.environment()
     options = FindOptions(
@@ -117,7 +117,7 @@ def follower(made: Stack, trace_url: str | None = None, **more: Any) -> Iterator
         quiet = {"DYN_LOG": "off", "DYN_SYSTEM_PORT": "-1", "OTEL_EXPORT_ENABLED": "0"}
         for name, value in (runtime_env.reach(options) | runtime_env.hosts(options) | quiet).items():
             patch.setenv(name, value)
-        with Follower(lambda: Decisions(options, env, trace_url, **more)) as made_follower:
+        with Follower(lambda: Decisions(options, env, trace_url)) as made_follower:
             yield made_follower
 
 

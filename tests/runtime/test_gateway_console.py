@@ -18,7 +18,6 @@ from harness.waiting import until
 
 pytestmark = pytest.mark.more
 
-NAME = "console.example"
 PAGE = "https://page.example"
 
 
@@ -33,24 +32,19 @@ class Behind:
     tenant: str
     clients: contextlib.ExitStack
 
-    def browser(self, host: str | None = None) -> Browser:
-        return self._opened(Browser(f"{self.gateway.url}/console/", host))
+    def browser(self) -> Browser:
+        return Browser(f"{self.gateway.url}/console/", self.clients)
 
     def local(self) -> Browser:
-        return self._opened(Browser(f"http://127.0.0.1:{self.port}/", None))
-
-    def _opened(self, browser: Browser) -> Browser:
-        self.clients.enter_context(browser.http)
-        return browser
+        return Browser(f"http://127.0.0.1:{self.port}/", self.clients)
 
 
 class Browser:
     """A client that keeps cookies and asks as the page does."""
 
-    def __init__(self, url: str, host: str | None) -> None:
-        base = httpx.URL(url)
-        self.host = host or base.netloc.decode()
-        self.http = httpx.Client(base_url=base, headers={"Host": self.host}, timeout=60)
+    def __init__(self, url: str, clients: contextlib.ExitStack) -> None:
+        self.host = httpx.URL(url).netloc.decode()
+        self.http = clients.enter_context(httpx.Client(base_url=url, timeout=60))
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self.http.get(path, headers=headers)
@@ -73,7 +67,7 @@ class Browser:
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     """Without an admin token: only keys log in. A stream may be idle for a second, which no event may be."""
     port = free_port()
-    words = ("--console", "--gateway-console", "--console-port", str(port), "--console-hosts", NAME)
+    words = ("--console", "--gateway-console", "--console-port", str(port))
     more = ("--cors-origin", PAGE, "--stream-idle-seconds", "1")
     with gateways.fake_gateway(tmp_path_factory.mktemp("console"), *words, *more) as made:
         until("the console's line", lambda: "console: http" in made.serving.process.written())
@@ -142,7 +136,7 @@ def test_other_origins_are_refused(behind: Behind, operator: Browser) -> None:
 
 def test_path_leads_nowhere_else(behind: Behind, operator: Browser) -> None:
     with behind.gateway.client(key="") as client:
-        moved = client.get("/console", headers={"Host": operator.host})
+        moved = client.get("/console")
         assert (moved.status_code, moved.headers["location"]) == (308, "console/")
         for path in ("/consolex", "/console/../metrics", "/console/..%2fmetrics", "/console/%2e%2e/docs"):
             assert client.get(path).status_code in (400, 401, 404), path

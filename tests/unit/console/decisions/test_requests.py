@@ -224,14 +224,6 @@ def test_one_of_many_requests_counts_for_those_that_were_not_read(busy: World) -
     assert busy.blocks.tables()[2][1].times == 10
 
 
-def test_ring_drops_the_oldest(world: World) -> None:
-    made = world.keep_only(most=3)
-    for number in range(5):
-        world.end(str(number))
-    assert (world.listed(), made.requests()["dropped"]) == (["4", "3", "2"], 2)
-    assert made.request("0") is None
-
-
 def test_candidates_have_what_they_had_then(world: World) -> None:
     """The chosen worker's own blocks come after the choice, and do not count for it."""
     world.store(B, 999.0, 1, 2)

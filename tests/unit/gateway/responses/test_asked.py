@@ -49,12 +49,6 @@ def test_what_cannot_be_done_is_refused_by_name() -> None:
             read(asked(**fields))
 
 
-def test_odd_bodies_are_refused() -> None:
-    for body in (b"", b"[]", b'{"input":', b'{"input":["\xff"]}', b'{"store":"yes"}'):
-        with refused(400):
-            read(body)
-
-
 def test_errors_of_the_frontend_keep_status_and_text() -> None:
     for body, message in {
         b'{"message":"Model not found","type":"Not Found","code":404}': "Model not found",
