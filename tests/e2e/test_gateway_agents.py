@@ -88,16 +88,6 @@ def test_call_that_the_client_insists_on_is_made(of_anthropic: anthropic.Anthrop
     assert {name for name, _ in calls(found)} == {"get_weather"}
 
 
-def test_tool_that_the_client_forbids_is_not_called(of_anthropic: anthropic.Anthropic) -> None:
-    found = of_anthropic.messages.create(**asked(WEATHER, tools=[TOOL], tool_choice={"type": "none"}))
-    assert (calls(found), found.stop_reason) == ([], "end_turn")
-
-
-def test_stop_sequence_is_named(of_anthropic: anthropic.Anthropic) -> None:
-    found = of_anthropic.messages.create(**asked("Good morning!", stop_sequences=["How"]))
-    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", "How")
-
-
 # --- Chat completions ---
 
 

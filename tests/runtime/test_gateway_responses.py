@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
@@ -159,23 +158,6 @@ def test_cancelled_background_response_leaves_the_engine(client: openai.OpenAI, 
     until("it left", lambda: in_flight(talking) == 0)
     assert client.responses.cancel(made.id).status == "cancelled"
     assert client.responses.retrieve(made.id).status == "cancelled"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_request_of_a_client_that_goes_away_ends(gate: Gateway, talking: Stack, stream: bool) -> None:
-    body = {"model": MODEL, "input": "hello", "max_output_tokens": 3500, "stream": stream}
-    with httpx.Client(headers={"x-gateway-tenant": "a"}, timeout=60) as leaving:
-        if stream:
-            with leaving.stream("POST", f"{gate.url}/v1/responses", json=body) as answer:
-                events = answer.iter_raw()  # without a name it would be closed, and the connection with it
-                next(events)
-                until(
-                    "it runs", lambda: in_flight(talking) == 1
-                )  # the first event may come before the worker has it
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post(f"{gate.url}/v1/responses", json=body, timeout=httpx.Timeout(60, read=0.5))
-    until("it left", lambda: in_flight(talking) == 0)
 
 
 def test_background_response_is_started_again_after_a_kill(talking: Stack, tmp_path: Path) -> None:
