@@ -20,6 +20,8 @@ from harness.browser import (
     Opened,
     asked,
     choose,
+    fill_area,
+    open_tab,
     opening,
     serious,
     show,
@@ -33,7 +35,10 @@ Open = Callable[..., Opened]
 MARKUP = "<img/src=x/onerror=alert(1)>"
 MODEL = f'"><script>alert(2)</script>{MARKUP}\u202eledom\u202c' + "m" * 40
 """The name of a model; the runtime's files cannot have names of 300 characters."""
+REFUSED = ("<img src=x onerror=alert(3)>", '"><script>alert(4)</script>', "\u202eretpada\u202c", "a" * 300)
+"""Names of adapters that no worker takes."""
 ADAPTER = "onerror=alert(5)".translate(str.maketrans("=()", "-._")) + "/" + "a" * 180
+TOKEN = "t0ken-of-this-test"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +107,28 @@ def request_id(real: RealConsole) -> str:
     return found
 
 
+def test_page_asks_only_its_own_server_and_no_more_than_it_must(opened: Open, real: RealConsole) -> None:
+    one = opened()
+    show(one, "")
+    assert [url for url in one.requests if not url.startswith((real.url, "data:", "about:"))] == []
+    policy = one.page.request.get(real.url).headers["content-security-policy"]
+    assert "'unsafe" not in policy and "default-src 'none'" in policy
+
+
 # --- asking models ---------------------------------------------------------------------------------------
+
+
+def test_chat_streams_until_it_is_stopped(opened: Open) -> None:
+    one = opened()
+    page = show(one, "playground")
+    choose(page, "Model", "tiny")
+    page.fill("label:text-is('Most tokens') + input", "3500")
+    page.fill(".compose textarea", "one two three " * 20)
+    page.click("button:text-is('Send')")
+    page.wait_for_selector(".answer[aria-busy='true'] .text")  # some of the text, long before its end
+    page.click("button:text-is('Stop')")
+    page.wait_for_selector(".answer[aria-busy='false']:has-text('ended: stopped by you')")
+    assert one.errors == []
 
 
 def test_chat_ends_and_its_request_is_explained(opened: Open) -> None:
@@ -121,6 +147,29 @@ def test_chat_ends_and_its_request_is_explained(opened: Open) -> None:
     assert page.locator(".timeline").inner_text().startswith("received")
     # The page may come before the frontend's record; it then waits for it.
     assert [error for error in one.errors if "404" not in error] == []
+
+
+def test_two_models_answer_side_by_side(opened: Open) -> None:
+    one = opened()
+    page = show(one, "playground")
+    choose(page, "Model", "tiny")
+    choose(page, "Beside it", MODEL)
+    assert page.locator(".talk h3").all_text_contents() == ["tiny", MODEL]
+    page.fill(".compose textarea", "hello")
+    page.click("button:text-is('Send')")
+    page.wait_for_function("() => document.querySelectorAll('.talk .timing a').length === 2")
+    assert (one.dialogs, one.errors) == ([], [])
+
+
+def test_completion_ends(opened: Open) -> None:
+    one = opened()
+    page = show(one, "playground")
+    open_tab(page, "Completion")
+    choose(page, "Model", "tiny")
+    fill_area(page, "Prompt", "one two")
+    page.click("button:text-is('Complete')")
+    page.wait_for_selector("text=ended: length")
+    assert one.errors == []
 
 
 def test_load_test_is_drawn_while_it_runs(opened: Open) -> None:
@@ -160,6 +209,26 @@ def test_overview_follows_the_load(opened: Open, real: RealConsole) -> None:
     assert one.errors == []
 
 
+def test_logs_are_filtered(opened: Open) -> None:
+    one = opened()
+    page = show(one, "logs/worker-1")
+    page.fill("label:text-is('Text') + input", "registering")
+    page.wait_for_function(
+        "() => { const lines = [...document.querySelectorAll('.log .line')];"
+        " return lines.length > 0 && lines.every((line) => line.innerText.includes('registering')); }"
+    )
+    page.fill("label:text-is('Text') + input", "no such line")
+    page.wait_for_selector("text=No line fits.")
+    page = show(one, "logs/worker-1")
+    choose(page, "Level", "error")
+    page.wait_for_function(
+        "() => { const lines = [...document.querySelectorAll('.log .line')];"
+        " if (lines.length === 0) return document.body.innerText.includes('No line fits.');"
+        " return lines.every((line) => !line.textContent.includes('INFO')); }"
+    )
+    assert one.errors == []
+
+
 # --- acting ----------------------------------------------------------------------------------------------
 
 
@@ -193,6 +262,29 @@ def load_adapter(page: Any, name: str, source: Path) -> str:
     page.fill("label:text-is('Name') + input", name)
     page.fill("label:text-is('Source') + input", str(source))
     return act(page, None)
+
+
+def test_names_that_try_to_be_markup_stay_text(opened: Open, real: RealConsole, adapter: Path) -> None:
+    """Also the names of adapters that workers refuse, in what they say of them."""
+    one = opened()
+    page = show(one, "operate")
+    for name in REFUSED:
+        said = load_adapter(page, name, adapter)
+        assert said.count("is not a valid name of an adapter") == 3, said
+    wait_for_done(page, ["load_lora"] * len(REFUSED))
+    assert all(name in page.inner_text(".done") for name in REFUSED[:2])
+    assert page.evaluate(MADE_OF_NAMES) == 0
+    for place in PAGES:
+        page = show(one, place)
+        if place in NAMED:
+            page.wait_for_function("text => document.body.textContent.includes(text)", arg=MODEL)
+        assert page.evaluate(MADE_OF_NAMES) == 0
+    assert (one.dialogs, one.errors) == ([], [])
+
+
+NAMED = ("", "playground", "requests", "bench")
+"""The pages that show names of models."""
+MADE_OF_NAMES = "document.querySelectorAll('img[onerror], #app script').length"
 
 
 def test_adapter_is_loaded_used_and_unloaded(opened: Open, real: RealConsole, adapter: Path) -> None:
@@ -230,6 +322,22 @@ def test_worker_sleeps_and_wakes(opened: Open, real: RealConsole) -> None:
     assert one.errors == []
 
 
+def test_caches_are_cleared_on_all_workers(opened: Open) -> None:
+    one = opened()
+    page = show(one, "operate")
+    assert act(page, verb("Clear prefixes")).count(": KV blocks cleared") == 3
+    assert act(page, verb("Reset caches")).count(": caches cleared") == 3
+    wait_for_done(page, ["reset_caches", "clear_kv_blocks"])
+    assert one.errors == []
+
+
+def test_what_a_worker_refuses_is_said(opened: Open) -> None:
+    one = opened()
+    page = show(one, "operate")
+    assert "this worker has no tiers of KV caches" in act(page, verb("Prove tiers"))
+    assert one.errors == []
+
+
 def test_process_is_restarted_drained_and_its_group_scaled(opened: Open, real: RealConsole) -> None:
     one = opened()
     page = show(one, "operate")
@@ -253,3 +361,38 @@ def test_process_is_restarted_drained_and_its_group_scaled(opened: Open, real: R
 
 
 # --- other consoles of the same deployment ---------------------------------------------------------------
+
+
+def test_read_only_console_only_shows(browser: Any, real: RealConsole, tmp_path: Path) -> None:
+    with real.another(tmp_path, "--console-read-only") as url, opening(browser, url) as new:
+        one = new()
+        page = one.go("operate")
+        page.wait_for_selector("text=This console is read only")
+        assert page.locator("main button").count() == 0
+        page = one.go("bench")
+        page.wait_for_selector("text=This console is read only")
+        assert page.locator("button:text-is('Start')").count() == 0
+        page = show(one, "playground")
+        choose(page, "Model", "tiny")
+        asked(page, "hello")
+        assert one.errors == []
+
+
+def test_login_with_the_admin_token(browser: Any, real: RealConsole, tmp_path: Path) -> None:
+    with real.another(tmp_path, "--admin-token", TOKEN) as url, opening(browser, url) as new:
+        one = new()
+        page = one.go("")
+        page.fill("input[type=password]", "wrong")
+        page.click("button:text-is('Log in')")
+        page.wait_for_selector("[role=alert], .notice.bad, .said.bad")
+        assert one.errors.pop().endswith("401 (Unauthorized)")
+        if AXE.is_file():
+            assert serious(page, AXE.read_text()) == []
+        page.fill("input[type=password]", TOKEN)
+        page.click("button:text-is('Log in')")
+        page.wait_for_selector(".topology svg")
+        assert TOKEN not in page.content()
+        page.click("button:text-is('Log out')")
+        page.wait_for_selector("input[type=password]")
+        assert page.request.get(f"{url}api/overview").status == 401
+        assert one.errors == []

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from harness.processes import free_port
+from harness import processes
+from harness.processes import COMMAND, free_port
 from harness.served import Serving, own_environment, served
 from harness.waiting import until
 
@@ -22,6 +23,7 @@ class RealConsole:
 
     url: str
     serving: Serving
+    env: Mapping[str, str]
 
     def get(self, path: str) -> Any:
         answer = httpx.get(self.url + path, timeout=30)
@@ -39,6 +41,26 @@ class RealConsole:
         answer = self.serving.stack.post("/v1/chat/completions", body)
         assert answer.status_code == 200, answer.text
 
+    @contextlib.contextmanager
+    def another(self, folder: Path, *words: str) -> Iterator[str]:
+        """Start one more console of the same deployment; return its URL."""
+        url = f"http://127.0.0.1:{free_port()}/"
+        port = url.rstrip("/").rpartition(":")[2]
+        command = [*COMMAND, "console", "--url", self.serving.url, "--console-port", port, *words]
+        started = processes.start("console", command, folder / "console.log", self.env)
+        try:
+            processes.wait_until("the console", [started], lambda: is_open(url))
+            yield url
+        finally:
+            started.kill()
+
+
+def is_open(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}live", timeout=5).status_code == 200
+    except httpx.TransportError:
+        return False
+
 
 @contextlib.contextmanager
 def console(
@@ -53,4 +75,7 @@ def console(
     with served(folder, *whole, env=settings) as running:
         url = f"http://127.0.0.1:{port}/"
         until("the console's line", lambda: f"console: {url}\n" in running.process.written())
-        yield RealConsole(url, running)
+        yield RealConsole(url, running, settings)
+
+
+Start = Callable[..., RealConsole]

@@ -110,6 +110,23 @@ def test_other_endpoints(client: openai.OpenAI, endpoint: str, body: dict[str, A
             client.responses.retrieve(answer["response"]["body"]["id"])
 
 
+def test_lines_that_the_frontend_refuses_are_in_the_error_file(client: openai.OpenAI) -> None:
+    bad = line(1, model="nobody", messages=[{"role": "user", "content": "hello"}])
+    found = ended(client, begin(client, line(0) + bad + line(2)).id)
+    assert found.status == "completed"
+    assert found.request_counts.to_dict() == {"total": 3, "completed": 2, "failed": 1}
+    (error,) = lines_of(client, found.error_file_id)
+    assert (error["custom_id"], error["response"]["status_code"]) == ("c1", 404)
+    assert error["response"]["body"]["error"]["message"] == "Model not found"
+    assert [one["custom_id"] for one in lines_of(client, found.output_file_id)] == ["c0", "c2"]
+
+
+def test_file_with_bad_lines_fails_before_the_first_is_run(client: openai.OpenAI) -> None:
+    found = ended(client, begin(client, line(0) + "{nonsense\n").id)
+    assert (found.status, found.output_file_id) == ("failed", None)
+    assert [(one.line, one.code) for one in found.errors.data] == [(2, "invalid_json_line")]
+
+
 def test_files_are_listed_and_deleted(gate: Gateway) -> None:
     client = gate.client("files")
     ids = [upload(client, line(n)) for n in range(5)]
@@ -142,12 +159,20 @@ def test_other_tenants_find_nothing(gate: Gateway, client: openai.OpenAI) -> Non
     assert (other.files.list().data, other.batches.list().data) == ([], [])
 
 
-def test_odd_batches_are_refused(client: openai.OpenAI) -> None:
+def test_odd_batches_and_forms_are_refused(gate: Gateway, client: openai.OpenAI) -> None:
     create: Any = client.batches.create
     given = {"input_file_id": upload(client, line(0)), "endpoint": CHAT, "completion_window": "24h"}
     for more in ({"endpoint": "/v1/audio/speech"}, {"completion_window": "999h"}):
         with pytest.raises(openai.BadRequestError):
             create(**{**given, **more})
+    for form in (
+        {"json": {"purpose": "batch"}},
+        {"files": {"file": b"x"}},
+        {"files": {"file": b"x"}, "data": {"purpose": "fine-tune"}},
+        {"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=x"}},
+    ):
+        found = httpx.post(f"{gate.url}/v1/files", timeout=30, **form)
+        assert found.status_code == 400 and found.json()["error"]["message"], found.text
 
 
 def long_lines(count: int, tokens: int) -> str:
@@ -172,6 +197,40 @@ def test_cancelled_batch_keeps_what_was_answered(client: openai.OpenAI, talking:
 
 def begin_and_end(client: openai.OpenAI) -> str:
     return str(ended(client, begin(client, line(0)).id).id)
+
+
+def test_every_line_is_answered_once_when_gateways_are_killed_and_others_take_over(
+    talking: Stack, tmp_path: Path
+) -> None:
+    count = 3000
+    with gateway(talking.url, tmp_path, batches={**SETTINGS, "concurrency": 16}) as mine:
+        client = mine.client()
+        made = begin(client, "".join(line(n) for n in range(count)))
+        for least in (300, 1200):
+            until(f"{least} lines", lambda least=least: completed(client, made.id) > least)  # type: ignore[misc]
+            mine.kill()
+            mine.start()
+        with gateway(talking.url, tmp_path, batches=SETTINGS) as other:
+            until("2000 lines", lambda: completed(client, made.id) > 2000)
+            mine.kill()
+            client = other.client()
+            found = ended(client, made.id)
+            assert found.status == "completed"
+            assert found.request_counts.to_dict() == {"total": count, "completed": count, "failed": 0}
+            answers = lines_of(client, found.output_file_id)
+        assert [one["custom_id"] for one in answers] == [f"c{n}" for n in range(count)]
+        assert found.usage.output_tokens == 2 * count
+        assert not list((tmp_path / "parts").iterdir())
+
+
+def test_interactive_requests_are_answered_during_a_batch(client: openai.OpenAI, talking: Stack) -> None:
+    made = begin(client, long_lines(40, 3500))
+    until("the batch to run", lambda: client.batches.retrieve(made.id).status == "in_progress")
+    create: Any = talking.openai.completions.create
+    assert all(create(model=MODEL, prompt="hello", max_tokens=5).choices for _ in range(20))
+    assert client.batches.retrieve(made.id).status == "in_progress"
+    client.batches.cancel(made.id)
+    ended(client, made.id)
 
 
 async def test_files_and_batches_in_postgres(tmp_path: Path) -> None:

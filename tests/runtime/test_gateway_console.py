@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from harness.waiting import until
 
 pytestmark = pytest.mark.more
 
+NAME = "console.example"
 PAGE = "https://page.example"
 
 
@@ -32,19 +34,24 @@ class Behind:
     tenant: str
     clients: contextlib.ExitStack
 
-    def browser(self) -> Browser:
-        return Browser(f"{self.gateway.url}/console/", self.clients)
+    def browser(self, host: str | None = None) -> Browser:
+        return self._opened(Browser(f"{self.gateway.url}/console/", host))
 
     def local(self) -> Browser:
-        return Browser(f"http://127.0.0.1:{self.port}/", self.clients)
+        return self._opened(Browser(f"http://127.0.0.1:{self.port}/", None))
+
+    def _opened(self, browser: Browser) -> Browser:
+        self.clients.enter_context(browser.http)
+        return browser
 
 
 class Browser:
     """A client that keeps cookies and asks as the page does."""
 
-    def __init__(self, url: str, clients: contextlib.ExitStack) -> None:
-        self.host = httpx.URL(url).netloc.decode()
-        self.http = clients.enter_context(httpx.Client(base_url=url, timeout=60))
+    def __init__(self, url: str, host: str | None) -> None:
+        base = httpx.URL(url)
+        self.host = host or base.netloc.decode()
+        self.http = httpx.Client(base_url=base, headers={"Host": self.host}, timeout=60)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self.http.get(path, headers=headers)
@@ -67,7 +74,7 @@ class Browser:
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
     """Without an admin token: only keys log in. A stream may be idle for a second, which no event may be."""
     port = free_port()
-    words = ("--console", "--gateway-console", "--console-port", str(port))
+    words = ("--console", "--gateway-console", "--console-port", str(port), "--console-hosts", NAME)
     more = ("--cors-origin", PAGE, "--stream-idle-seconds", "1")
     with gateways.fake_gateway(tmp_path_factory.mktemp("console"), *words, *more) as made:
         until("the console's line", lambda: "console: http" in made.serving.process.written())
@@ -122,6 +129,14 @@ def test_on_loopback_and_behind_the_gateway_a_key_with_admin_logs_in(behind: Beh
 # --- what pages of others can do --------------------------------------------------------------------------
 
 
+def test_other_names_are_refused(behind: Behind) -> None:
+    for host in ("evil.example", f"evil.example:{behind.port}", "127.0.0.1:1", f"127.0.0.1:{behind.port}"):
+        assert behind.browser(host=host).get("").status_code == 421, host
+    named = behind.browser(host=NAME)
+    assert named.get("").status_code == 200
+    assert named.login(behind.admin).status_code == 200
+
+
 def test_other_origins_are_refused(behind: Behind, operator: Browser) -> None:
     for more in ({"Origin": PAGE}, {"Origin": "null"}, {"X-Console": ""}):
         assert operator.post("api/actions/keys_list", {}, **more).status_code == 403
@@ -136,7 +151,7 @@ def test_other_origins_are_refused(behind: Behind, operator: Browser) -> None:
 
 def test_path_leads_nowhere_else(behind: Behind, operator: Browser) -> None:
     with behind.gateway.client(key="") as client:
-        moved = client.get("/console")
+        moved = client.get("/console", headers={"Host": operator.host})
         assert (moved.status_code, moved.headers["location"]) == (308, "console/")
         for path in ("/consolex", "/console/../metrics", "/console/..%2fmetrics", "/console/%2e%2e/docs"):
             assert client.get(path).status_code in (400, 401, 404), path
@@ -154,6 +169,14 @@ def test_events_come_as_they_happen_and_are_not_cut_off(operator: Browser) -> No
             samples += line == "event: sample"
             if samples == 3:  # one in two seconds; a stream of the gateway may be idle for one
                 return
+
+
+def test_models_are_asked_with_the_key_that_was_typed(behind: Behind, operator: Browser) -> None:
+    body = {"model": "demo-chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    assert operator.post("v1/chat/completions", body).status_code == 401  # the gateway's word
+    typed = {"Authorization": f"Bearer {behind.tenant}"}
+    answer = operator.post("v1/chat/completions", body, **typed)
+    assert answer.status_code == 200, answer.text
 
 
 def test_keys_are_created_limited_and_revoked_and_usage_is_shown(behind: Behind, operator: Browser) -> None:
@@ -194,4 +217,28 @@ def test_keys_are_created_limited_and_revoked_and_usage_is_shown(behind: Behind,
     assert "keys_create" in gateway.log("console") and prefix in gateway.log("console")
 
 
+def test_console_that_was_killed_comes_back_behind_the_gateway(behind: Behind) -> None:
+    behind.gateway.serving.called("--gateway-socket=").kill()
+    until("it to be gone", lambda: behind.browser().get("live").status_code == 503)
+    until("it to be back", lambda: behind.browser().get("live").status_code == 200)
+    assert behind.browser().login(behind.admin).status_code == 200
+
+
 # --- without it -------------------------------------------------------------------------------------------
+
+
+def test_by_default_it_is_only_on_loopback_and_its_token_logs_in(tmp_path: Path) -> None:
+    port, token = free_port(), "a-token-of-an-operator"
+    words = (*gateways.FAKE, "--console", "--console-port", str(port))
+    with gateways.gateway(tmp_path, *words, DYN_VLLM_ADMIN_TOKEN=token) as made:
+        until("the console's line", lambda: "console: http" in made.serving.process.written())
+        key = made.create_key("ops", "--admin")
+        with made.client(key=key) as client:
+            for path in ("/console", "/console/", "/console/api/settings"):
+                assert client.get(path).status_code == 404
+        local = Browser(f"http://127.0.0.1:{port}/", None)
+        with local.http:
+            assert local.login(key).status_code == 401
+            assert local.post("api/actions/keys_list", {}).status_code == 401
+            assert local.login(token).status_code == 200
+            assert local.act("keys_list")["keys"]

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from harness import commands
@@ -68,3 +69,25 @@ def test_part_that_is_restarted_by_a_command_lets_a_stream_finish(name: str, gat
         assert commands.output(gateway.env, *words, seconds=120).startswith(f"{name}: ready after ")
         assert running.result() == TOKENS
     assert ask(gateway) == 200
+
+
+def test_what_was_used_is_still_known(gateway: Gateway) -> None:
+    def tokens() -> int:
+        found = gateway.http.get("/v1/usage").json()["data"]
+        return sum(one["completion_tokens"] for one in found)
+
+    def recorded() -> int:
+        found = tokens()
+        return found if found >= TOKENS else 0
+
+    assert stream(gateway, []) == TOKENS
+    known = until("the records", recorded, every=0.1)
+    gateway.control.send_signal(signal.SIGKILL)
+    assert ask(gateway) == 200
+    until("the records, and one more", lambda: tokens() > known, every=0.1)
+
+
+def test_everything_ends_with_serve(gateway: Gateway) -> None:
+    parts = gateway.serving.below()
+    gateway.serving.stop()
+    assert not [part for part in parts if part.is_running() and part.status() != psutil.STATUS_ZOMBIE]

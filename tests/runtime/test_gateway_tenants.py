@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,9 +16,11 @@ import pytest
 
 from dynamo_vllm.gateway.store import keys
 from harness import gateway as gateways
+from harness import served
 from harness.gateway import Gateway
 from harness.leaving_clients import Models, booked_and_used, leave, taken_seats, wait_until_quiet
 from harness.occupied_places import PLACES, Place
+from harness.processes import survivors
 from harness.several_kinds import groups
 from harness.waiting import until
 
@@ -60,7 +64,9 @@ def test_a_tenant_that_fills_a_place_keeps_no_other_out(running: Gateway, place:
 def test_clients_that_leave_at_any_moment_leave_nothing_behind(running: Gateway) -> None:
     secret = running.create_key("leaver", *LIMITS)
     control = running.control.pid
-    outcome = asyncio.run(leave(running.url, secret, CLIENTS, models=MODELS))
+    outcome = asyncio.run(
+        leave(running.url, secret, int(os.environ.get("DYNAMO_VLLM_CLIENTS", "400")), models=MODELS)
+    )
     print(dict(outcome.ends))
     assert outcome.failures() == {} and outcome.left > 100
     with running.database() as database:
@@ -92,3 +98,45 @@ def key_of(running: Gateway, name: str) -> str:
     with running.database() as database:
         (key,) = [key for key in database.run_now(keys.find_all()) if key.name == name]
     return key.id
+
+
+@pytest.mark.more
+@pytest.mark.timeout(900)
+def test_seats_of_a_killed_deployment_come_back(running: Gateway, file: Path) -> None:
+    """The last test of this file: the deployment is killed as from the kernel's OOM killer."""
+    secret = running.create_key("killed", "--concurrent", "1")
+    body = {"model": "chat", "prompt": "x", "max_tokens": 100_000, "stream": True, "ignore_eos": True}
+    streaming = threading.Event()
+
+    def stream() -> None:
+        with (
+            running.client(key=secret) as client,
+            client.stream("POST", "/v1/completions", json=body) as reply,
+        ):
+            assert reply.status_code == 200
+            streaming.set()
+            try:
+                reply.read()
+            except httpx.HTTPError:
+                return
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    assert streaming.wait(60)
+    below = running.serving.below()
+    running.serving.process.send_signal(signal.SIGKILL)
+    thread.join(60)
+    assert survivors(below, 60) == []
+    again = served.start(running.folder, "--gateway", "--config", str(file), env=running.env)
+    try:
+        again.wait_ready(200)
+        with httpx.Client(base_url=again.url, headers={"x-api-key": secret}, timeout=60) as later:
+            short = {**body, "max_tokens": 1, "stream": False}
+            until(
+                "the seat to come back",
+                lambda: later.post("/v1/completions", json=short).status_code == 200,
+                120,
+                every=1.0,
+            )
+    finally:
+        again.process.kill()
