@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MARKS = ("-m", "not long and not more")
 ALONE = "unit tests of its room"
 GONE = "no longer there"
+FEW = 8  # tests that tell faults apart before all that failed do
 TIERS = ("unit", "deploy", "contract", "runtime", "cpu", "e2e", "bare", "console")
 
 
@@ -98,14 +99,22 @@ Run = Callable[[Sequence[Fault], Sequence[str]], list[str]]
 
 def noticed(run: Run, faults: Sequence[Fault], tests: Sequence[str]) -> dict[Fault, str]:
     """Return the faults with which a test fails each time, while it passes without."""
-    failed = run(faults, tests)
-    if failed and len(faults) == 1:
+    failed = run(faults, tests) if faults else []
+    if not failed:
+        return {}
+    if len(faults) == 1:
         failed = run(faults, failed)
         without = run([], failed) if failed else []
         real = [test for test in failed if test not in without]
         return dict.fromkeys(faults, real[0]) if real else {}
     half = len(faults) // 2
-    return noticed(run, faults[:half], failed) | noticed(run, faults[half:], failed) if failed else {}
+    some = failed[:: len(failed) // FEW + 1]
+    tests_by_fault = noticed(run, faults[:half], some) | noticed(run, faults[half:], some)
+    if len(some) == len(failed):
+        return tests_by_fault
+    if not tests_by_fault:
+        return noticed(run, faults[:half], failed) | noticed(run, faults[half:], failed)
+    return tests_by_fault | noticed(run, [f for f in faults if f not in tests_by_fault], failed)
 
 
 def nearest(tree: Path, file: str) -> list[list[str]]:
@@ -134,12 +143,13 @@ class Results:
         return [f for f, record in records if "stage" not in record and stage not in record["survived"]]
 
     def add(self, stage: str, faults: Sequence[Fault], tests: dict[Fault, str], seconds: float) -> None:
+        print(f"{seconds:8.1f} s  {stage}: {len(faults) - len(tests)} of {len(faults)} survive", flush=True)
         for fault in faults:
             if fault in tests:
                 self.records[fault] |= {"stage": stage, "test": tests[fault], "seconds": round(seconds, 1)}
+                print(f"            {fault.file}: {fault.new}  {tests[fault]}", flush=True)
             else:
                 self.records[fault]["survived"].append(stage)
-            print(f"{seconds:8.1f} s  {fault.file}: {fault.new}  {tests.get(fault, 'survives')}", flush=True)
         content = [{"fault": asdict(fault)} | record for fault, record in self.records.items()]
         self._path.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -72,8 +72,8 @@ def test_fault_is_put_into_a_later_version_of_its_function() -> None:
 
 
 def test_choice_is_spread_over_rooms_and_kinds_and_another_stands_in_for_a_skipped_fault() -> None:
-    function = "async def run{0}(a, b):\n    await a({0} < b)\n    return b.x{0}\n\n"
-    functions = "".join(function.format(number) for number in range(20))
+    function = "async def f{0}(a, b):\n    await a()\n    b.x = {0}\n    b.y = a < b\n    return b\n\n"
+    functions = "".join(function.format(number) for number in range(8))
     rooms = {"large/a": 6, "large/b": 6, "small/c": 1, "top": 2}
     sources = {f"{fault_sites.SRC}/{name}.py": functions * count for name, count in rooms.items()}
     faults = fault_sites.choose(sources, 30, 7, [])
@@ -92,17 +92,18 @@ def fault(new: str) -> Fault:
 
 def test_faults_that_survive_together_are_told_apart_by_the_tests_that_fail() -> None:
     a, b, harmless = fault("a"), fault("b"), fault("harmless")
-    calls: list[tuple[int, Sequence[str]]] = []
+    calls: list[tuple[int, int]] = []
 
     def run(faults: Sequence[Fault], tests: Sequence[str]) -> list[str]:
-        calls.append((len(faults), tests))
-        failing = {"test_a"} & {fault.new.join(("test_", "")) for fault in faults}
-        failing |= {"test_both"} if {a, b} & {*faults} else set()
-        failing |= {"test_once"} if len(calls) == 1 else set()
-        return sorted(failing | {"test_always"})
+        calls.append((len(faults), len(tests)))
+        failing = {f"a{number}" for number in range(99)} if a in faults else set()
+        failing |= {"test_a_or_b"} if {a, b} & {*faults} else set()
+        failing |= {"fails once"} if len(calls) == 1 else set()
+        return sorted(test for test in failing | {"fails always"} if test in tests or "folder" in tests)
 
-    assert mutants.noticed(run, [harmless, a, b], ["tests"]) == {a: "test_a", b: "test_both"}
-    assert calls[:2] == [(3, ["tests"]), (1, ["test_a", "test_always", "test_both", "test_once"])]
+    assert mutants.noticed(run, [harmless, a, b], ["folder"]) == {a: "a0", b: "test_a_or_b"}
+    assert calls[:2] == [(3, 1), (1, 8)], "few of 102 failed tests"
+    assert mutants.noticed(run, [harmless, b], ["fails always"]) == {}
 
 
 def test_real_tests_notice_a_fault_in_a_tree_that_is_as_before_afterwards(
